@@ -1,0 +1,184 @@
+"""From pytest's items to predictions, and from verdicts back to pytest's outcomes."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from pytest_joules.errors import JoulesError, Unmeasured, UsageError
+from pytest_joules.prediction import TABLES, Prediction
+from pytest_joules.reporting import progress_for
+from pytest_joules.session import Hardware, Options, Session
+from pytest_joules.stash import COLLECTOR
+from pytest_joules.sweep import Sweep
+
+
+class PredictionWarning(pytest.PytestWarning):
+    """Something about a prediction that its author may not have meant."""
+
+
+class Collector:
+    """The session's predictions as pytest found them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.session = Session(options(config), progress_for(config))
+        self._items: dict[str, pytest.Item] = {}
+
+    def collect(self, items: Sequence[pytest.Item]) -> None:
+        """Take in every prediction, also those that will be deselected.
+
+        Raises:
+            pytest.UsageError: one of them cannot be a prediction, or assertions are switched off.
+        """
+        if sys.flags.optimize:
+            raise pytest.UsageError(
+                "python runs with -O or PYTHONOPTIMIZE: assert statements do nothing, so nothing would be judged; run without it"
+            )
+        faults = []
+        for item in items:
+            try:
+                prediction = _prediction(item)
+            except UsageError as error:
+                faults.append(str(error))
+                continue
+            self._items[item.nodeid] = item
+            self.session.add(prediction, item.path)
+        if faults:
+            raise pytest.UsageError("\n".join(faults))
+
+    def close(self, selected: Sequence[pytest.Item]) -> None:
+        """After deselection: remember what was left out, and check everything before anything is measured."""
+        kept = {item.nodeid for item in selected}
+        for name in self._items:
+            if name not in kept:
+                self.session.deselect(name)
+        errors, doubts = self.session.faults()
+        if errors:
+            raise pytest.UsageError("\n".join(errors))
+        for doubt in doubts:
+            warnings.warn(PredictionWarning(doubt), stacklevel=2)
+
+    def table(self, item: pytest.Item, hardware: Callable[[], Hardware]) -> Sweep:
+        """The table an item is about."""
+        self._known(item)
+        return self.session.table(item.nodeid, hardware)
+
+    def against(self, item: pytest.Item) -> Sweep:
+        """The stored table an item compares with."""
+        self._known(item)
+        return self.session.against(item.nodeid)
+
+    def _known(self, item: pytest.Item) -> None:
+        if item.nodeid not in self._items:
+            raise UsageError(
+                f"{item.nodeid}: it takes a table but names no suite; mark it with pytest.mark.joules('SUITE')"
+            )
+
+    def judge(self, item: pytest.Item) -> None:
+        """After an item's fixtures have run: put its verdict into the report; void and broken are errors of set-up."""
+        # --setup-plan runs no fixture and leaves None in its place.
+        if not isinstance(getattr(item, "funcargs", {}).get("sweep"), Sweep):
+            return
+        verdict = self.session.verdict(item.nodeid)
+        if verdict is None:
+            return
+        stored = next(
+            (m.stored for m in self.session.measured.values() if m.stored and m.stored.run.run_id == verdict.run_id),
+            None,
+        )
+        item.user_properties += [
+            ("joules_verdict", verdict.word),
+            ("joules_robustness", verdict.robustness),
+            ("joules_registration", verdict.registration),
+            ("joules_basis", stored.run.meter.basis if stored else ""),
+            ("joules_scope", stored.run.meter.scope if stored else ""),
+            ("joules_run", verdict.run_id),
+        ]
+        if verdict.word in ("void", "broken", "unmeasured"):
+            _end(verdict.word, verdict.detail)
+
+
+def collector_of(config: pytest.Config) -> Collector:
+    """The session's collector, made on first need."""
+    found = config.stash.get(COLLECTOR, None)
+    if found is None:
+        found = config.stash[COLLECTOR] = Collector(config)
+    return found
+
+
+def options(config: pytest.Config) -> Options:
+    """What was chosen, the command line before the ini file."""
+
+    def chosen(name: str) -> Any:
+        given = config.getoption(f"joules_{name}")
+        return given if given is not None else config.getini(f"joules_{name}") or None
+
+    root = config.rootpath
+    substitutes = {}
+    for pair in chosen("model") or ():
+        name, equals, path = pair.partition("=")
+        if not (name and equals and path):
+            raise pytest.UsageError(f"--joules-model {pair}: write NAME=PATH")
+        substitutes[name] = Path(path).expanduser()
+    results = chosen("results")
+    return Options(
+        root=root,
+        results=root / results if results else root / "results",
+        machine_slug=chosen("machine"),
+        model_folders=tuple(root / folder for folder in chosen("models") or ()),
+        substitutes=substitutes,
+        server=chosen("server"),
+        meter=chosen("meter") or "auto",
+        exploratory=config.getoption("joules_exploratory") or config.getini("joules_exploratory"),
+    )
+
+
+def tell(item: pytest.Item, error: JoulesError) -> NoReturn:
+    """A library's exception as pytest's own outcome, in one line: a skip where nothing can be measured, else an error of set-up."""
+    word = "unmeasured" if isinstance(error, Unmeasured) else "void"
+    item.user_properties.append(("joules_verdict", word))
+    _end(word, "; ".join([str(error), *getattr(error, "__notes__", ())]))
+
+
+def _end(word: str, reason: str) -> NoReturn:
+    if word == "unmeasured":
+        raise pytest.skip.Exception(f"unmeasured: {reason}") from None
+    raise pytest.fail.Exception(f"{word}: {reason}", pytrace=False) from None
+
+
+def _prediction(item: pytest.Item) -> Prediction:
+    """The prediction an item is.
+
+    Raises:
+        UsageError: it cannot be one.
+    """
+    marks = list(item.iter_markers("joules"))
+    if not isinstance(item, pytest.Function):
+        raise UsageError(f"{item.nodeid}: a prediction is a function; this is a {type(item).__name__}")
+    names = [mark.args[0] if mark.args else mark.kwargs.get("suite") for mark in marks]
+    if len(names) != 1 or not isinstance(names[0], str):
+        raise UsageError(f"{item.nodeid}: it needs exactly one pytest.mark.joules('SUITE'), here are {len(names)}")
+    if unknown := set(marks[0].kwargs) - {"suite", "against", "primary"}:
+        raise UsageError(
+            f"{item.nodeid}: pytest.mark.joules takes no {', '.join(sorted(unknown))}; it takes suite, against and primary"
+        )
+    if item.get_closest_marker("xfail"):
+        raise UsageError(
+            f"{item.nodeid}: it is marked xfail; a prediction that is expected to fail is another prediction, state that one"
+        )
+    callspec = getattr(item, "callspec", None)
+    params = {} if callspec is None else {name: value for name, value in callspec.params.items() if name not in TABLES}
+    arguments = item._fixtureinfo.argnames
+    return Prediction(
+        name=item.nodeid,
+        function=item.obj,
+        suite=names[0],
+        against=marks[0].kwargs.get("against"),
+        params={name: value for name, value in params.items() if name in arguments},
+        wants=tuple(name for name in TABLES if name in arguments),
+    )

@@ -1,0 +1,133 @@
+"""What runs the model: the interface, and how engines are found.
+
+An engine is one module of this package (or an entry point in the group `pytest_joules.engines`) with
+
+    NAME: str                                    what `engine:` in a suite calls it
+    def find(where: str | None) -> Engine        `where` is the value of --joules-server, when given
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import pkgutil
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from pytest_joules.errors import UsageError
+from pytest_joules.models import ModelFile
+from pytest_joules.records import RequestRecord
+from pytest_joules.suite import Setting
+from pytest_joules.words import nearest
+
+ENTRY_POINTS = "pytest_joules.engines"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Running totals of a server.
+
+    Attributes:
+        decode_steps: decode calls so far.
+        busy_slots: slots busy, summed over those calls.
+    """
+
+    decode_steps: float
+    busy_slots: float
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """N requests released together and all their answers.
+
+    Attributes:
+        start_mono: just before the first request was sent.
+        end_mono: when the last answer had been received.
+        answers: one for each request, times relative to `start_mono`.
+    """
+
+    start_mono: float
+    end_mono: float
+    answers: tuple[RequestRecord, ...]
+
+
+class Server(Protocol):
+    """A model ready to answer, started for one condition."""
+
+    @property
+    def slots(self) -> int:
+        """Requests served at once."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What is in force: flags, offloaded layers, context; for the record."""
+        ...
+
+    @property
+    def deviations(self) -> Sequence[str]:
+        """What was asked for and could not be had or pinned."""
+        ...
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes that belong to it."""
+        ...
+
+    def prompts(self, text: str, count: int, first: int = 0, *, identical: bool = False) -> list[list[int]]:
+        """`count` prompts as token ids, equally long; `first` numbers them, so that later ones are new."""
+        ...
+
+    def run_round(self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int = 0) -> Round:
+        """Release the requests at one instant and wait for all answers. Raises `EngineError` when any of them fails."""
+        ...
+
+    def counters(self) -> Counters | None:
+        """Running totals, or `None` when the engine does not say."""
+        ...
+
+
+class Engine(Protocol):
+    """A program or library that can serve a model on this machine."""
+
+    name: str
+
+    def facts(self) -> Mapping[str, Any]:
+        """Build, commit and digest of the program, for the record; no paths."""
+        ...
+
+    def serve(self, setting: Setting, model: ModelFile, draft: ModelFile | None, log_dir: Path, ready_timeout_s: float,
+              request_timeout_s: float) -> AbstractContextManager[Server]:  # fmt: skip
+        """Start it for one condition. Raises `EngineError` when it does not come up as asked."""
+        ...
+
+
+def engines() -> dict[str, ModuleType]:
+    """Every known engine by name: the modules of this package, then the installed entry points."""
+    found: dict[str, ModuleType] = {}
+    for info in pkgutil.iter_modules(__path__):
+        if info.name != "guard":
+            module = importlib.import_module(f"{__name__}.{info.name}")
+            if hasattr(module, "find"):
+                found[module.NAME] = module
+    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        found.setdefault(entry.name, entry.load())
+    return found
+
+
+def find(name: str, where: str | None = None) -> Engine:
+    """The engine of a suite.
+
+    Raises:
+        UsageError: there is no engine of that name.
+        Unmeasured: it is not on this machine.
+    """
+    known = engines()
+    if name not in known:
+        raise UsageError(f"there is no engine {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
+    engine: Engine = known[name].find(where)
+    return engine

@@ -1,0 +1,110 @@
+"""Runs one program and outlives whoever started it just long enough to end it.
+
+usage: python -I -S guard.py GRACE_S PROGRAM [ARGUMENT ...]
+
+Run as a program of its own, with the standard library only. Its standard input is a pipe held by the parent: when that
+closes, for whatever reason (end, crash, kill -9 of the parent), the program and everything it started get SIGTERM, and
+after GRACE_S seconds SIGKILL. Its standard output tells `{"pid": N}` and at the end `{"exit": code or null, "signal": number
+or null}`. The program's own output goes to the guard's standard error.
+
+A guard rather than a parent-death signal set in the parent: that signal fires when the *thread* that started the child ends,
+it exists on Linux only, and setting it between fork and exec of a threaded process is not safe. The guard has one thread, so it
+sets the signal for its own child too, which covers the guard itself being killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""From linux/prctl.h."""
+
+
+def main() -> int:
+    """Run the program named on the command line under guard."""
+    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+    if libc is not None:
+        # Grandchildren whose parent ends become ours, so that none is missed at the end.
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+
+    def die_with_guard() -> None:
+        if libc is not None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, start_new_session=True, preexec_fn=die_with_guard
+        )  # fmt: skip
+    except OSError as error:
+        _tell({"pid": None, "error": f"{command[0]}: {error.strerror}"})
+        return 127
+    _tell({"pid": child.pid})
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda n, _: stopping.append(n))
+    while child.poll() is None and not stopping:
+        ready, _, _ = select.select([0, woken], [], [])
+        if woken in ready:
+            os.read(woken, 4096)
+        if 0 in ready and not os.read(0, 4096):
+            break
+    code = _end(child, grace_s)
+    _tell({"exit": code if code >= 0 else None, "signal": -code if code < 0 else None})
+    return 0
+
+
+def _end(child: subprocess.Popen[bytes], grace_s: float) -> int:
+    """SIGTERM to the whole group, SIGKILL after the grace, then whatever else was left behind."""
+    deadline = time.monotonic() + grace_s
+    _signal_group(child.pid, signal.SIGTERM)
+    while child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    _signal_group(child.pid, signal.SIGKILL)
+    code = child.wait()
+    while orphans := _children():
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.01)
+    return code
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _children() -> list[int]:
+    """Processes that became ours because their parent ended. Linux only; elsewhere the group is all there is."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123  pathlib would cost start-up time here
+            return [int(pid) for pid in file.read().split()]
+    except OSError:
+        return []
+
+
+def _tell(record: dict[str, object]) -> None:
+    # The parent may be gone already; ending the program matters more than telling.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""A guarded child process with its output in a log file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pytest_joules.engines import guard
+from pytest_joules.errors import EngineError
+
+GRACE_S = 5.0
+"""How long a program may take to end itself before it is killed."""
+
+_TAIL_LINES = 12
+
+
+class GuardedProcess:
+    """A program that ends when we do, however we end.
+
+    Attributes:
+        pid: of the program itself.
+        log_path: file its output goes to, from its first byte; nobody has to read a pipe for it to go on.
+    """
+
+    def __init__(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
+        self.log_path = log_path
+        self._ended: dict[str, int | None] | None = None
+        with log_path.open("wb") as log:
+            # A session of its own: Ctrl-C in the terminal is for pytest, which then ends this in order.
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", guard.__file__, str(GRACE_S), *command],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=dict(environment), start_new_session=True,
+            )  # fmt: skip
+        first = json.loads(self._line(timeout_s=30.0) or "{}")
+        if not first.get("pid"):
+            self.stop()
+            raise EngineError(f"cannot start {first.get('error', command[0])}")
+        self.pid: int = first["pid"]
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The program and its guard."""
+        return frozenset((self.pid, self._guard.pid))
+
+    def running(self) -> bool:
+        """Whether the program is still there."""
+        return self._guard.poll() is None and not self._readable(0.0)
+
+    def how_it_ended(self) -> str:
+        """`exit code 1`, `signal 9 (SIGKILL)`, with the end of the log; for a program that is no longer running."""
+        self._finish(timeout_s=2.0)
+        ended = self._ended or {}
+        if number := ended.get("signal"):
+            how = f"signal {number} ({signal.Signals(number).name})"
+        elif ended.get("exit") is not None:
+            how = f"exit code {ended['exit']}"
+        else:
+            how = "an unknown cause"
+        return f"{how}; its log ends: {self.log_tail() or '(empty)'}"
+
+    def log_tail(self) -> str:
+        """The last lines of the log, joined."""
+        lines = self.log_text().splitlines()
+        return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip())
+
+    def log_text(self) -> str:
+        """The whole log so far."""
+        with contextlib.suppress(OSError):
+            return self.log_path.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+    def stop(self) -> None:
+        """End the program and all it started, and reap it. May be called twice."""
+        if self._guard.stdin and not self._guard.stdin.closed:
+            with contextlib.suppress(OSError):
+                self._guard.stdin.close()
+        self._finish(timeout_s=GRACE_S + 10.0)
+        if self._guard.stdout and not self._guard.stdout.closed:
+            self._guard.stdout.close()
+
+    def _finish(self, timeout_s: float) -> None:
+        if self._ended is None and self._guard.stdout and not self._guard.stdout.closed:
+            line = self._line(timeout_s)
+            self._ended = json.loads(line) if line else {}
+        try:
+            self._guard.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._guard.pid, signal.SIGKILL)
+            self._guard.wait()
+
+    def _readable(self, timeout_s: float) -> bool:
+        return bool(self._guard.stdout and select.select([self._guard.stdout], [], [], timeout_s)[0])
+
+    def _line(self, timeout_s: float) -> bytes:
+        deadline = time.monotonic() + timeout_s
+        line = b""
+        while not line.endswith(b"\n") and self._readable(max(0.0, deadline - time.monotonic())):
+            chunk = os.read(self._guard.stdout.fileno(), 1) if self._guard.stdout else b""
+            if not chunk:
+                break
+            line += chunk
+        return line

@@ -1,0 +1,199 @@
+"""Validity checks on a window or a run: each passes, flags or voids, with what was seen, what is allowed and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pytest_joules.records import Gate, Outcome, RailEnergy, RequestRecord
+
+CARRIES_SHARE = 0.10
+"""A rail with less of the energy than this may be slow without thinning the window."""
+
+
+def outcome(gates: Iterable[Gate]) -> Outcome:
+    """The worst of them: `void`, `flagged` or `measured`. What cannot be evaluated flags, and never voids."""
+    found = {gate.outcome for gate in gates}
+    if "void" in found:
+        return "void"
+    return "flagged" if found & {"flag", "not evaluable"} else "measured"
+
+
+def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_tokens: int) -> Gate:
+    """Every request answered, at full length, by the length limit, nothing cut off at the front."""
+    faults = []
+    if len(answers) != asked:
+        faults.append(f"{len(answers)} of {asked} answered")
+    short = [a for a in answers if a.predicted_n != answer_tokens]
+    if short:
+        faults.append(f"{len(short)} answers of {short[0].predicted_n} tokens instead of {answer_tokens}")
+    stopped = [a.stop_type for a in answers if a.stop_type not in ("limit", None)]
+    if stopped:
+        faults.append(f"stopped by {stopped[0]}, not by length")
+    if any(a.truncated for a in answers):
+        faults.append("a prompt was truncated")
+    return Gate(
+        name="answers complete",
+        outcome="void" if faults else "pass",
+        value="; ".join(faults) or f"{len(answers)} of {asked}",
+        limit=f"every answer {answer_tokens} tokens long",
+        remedy="raise context_per_slot, or see the server's log" if faults else "",
+    )
+
+
+def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool) -> Gate:
+    """Prompts were computed when that was asked for, and came from the cache when that was."""
+    cached = sum(a.cache_n for a in answers)
+    computed = sum(a.prompt_n for a in answers)
+    fault = cached == 0 if wanted else cached > 0
+    return Gate(
+        name="prompt cache",
+        outcome="void" if fault else "pass",
+        value=f"{cached} of {cached + computed} prompt tokens from cache",
+        limit="some" if wanted else "none",
+        remedy="the server did not keep to its flags; use a newer llama-server" if fault else "",
+    )
+
+
+def achieved_batch(
+    busy_slots: float, decode_steps: float | None, slots: int, void_below: float, flag_below: float
+) -> Gate:
+    """How many slots were busy per decode step, against how many were asked for.
+
+    Args:
+        busy_slots: slots busy summed over the decode steps of the window.
+        decode_steps: steps of the window; `None` when the engine does not say.
+    """
+    limit = f"at least {flag_below:.0%} of {slots}"
+    if not decode_steps:
+        return Gate(
+            name="achieved batch", outcome="not evaluable", value=None, limit=limit, remedy="the server has no /metrics"
+        )
+    achieved = busy_slots / decode_steps
+    share = achieved / slots
+    kind: Literal["pass", "flag", "void"] = "void" if share < void_below else "flag" if share < flag_below else "pass"
+    remedy = "" if kind == "pass" else "ask for longer answers, so that the ends of the requests weigh less"
+    return Gate(name="achieved batch", outcome=kind, value=achieved, limit=limit, remedy=remedy)
+
+
+def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str) -> Gate:
+    """Every rail that counts has energy over the whole window."""
+    missing = [f"{r.rail}: {r.reason}" for r in rails if r.rail in counted and r.energy_j is None]
+    text = "; ".join(([failure] if failure else []) + missing)
+    return Gate(
+        name="energy",
+        outcome="void" if missing else "pass",
+        value=text if missing else "every rail read",
+        limit="readings over the whole window",
+        remedy="run 'joules meters' to see what the source gives" if missing else "",
+    )
+
+
+def samples(rails: Sequence[RailEnergy], counted: Sequence[str], least: int, thin: int, *, thin_voids: bool) -> Gate:
+    """Distinct updates of the slowest rail that carries a share of the energy worth the name."""
+    total_j = sum(r.energy_j or 0.0 for r in rails if r.rail in counted)
+    carrying = [r for r in rails if r.rail in counted and (r.energy_j or 0.0) >= CARRIES_SHARE * total_j]
+    updates = min((r.updates for r in carrying), default=0)
+    kind: Literal["pass", "flag", "void"] = "pass"
+    if updates < least:
+        kind = "void" if thin_voids else "flag"
+    elif updates < thin:
+        kind = "flag"
+    remedy = "" if kind == "pass" else "longer answers, more rounds, or min_window_s make the window longer"
+    return Gate(name="sensor updates", outcome=kind, value=f"{updates} (thin)" if kind == "flag" else str(updates),
+                limit=f"{least} at least, {thin} not to be thin", remedy=remedy)  # fmt: skip
+
+
+def edge_uncertainty(energy_j: float | None, uncertainty_j: float, flag_above: float, void_above: float) -> Gate:
+    """Uncertainty from edges, refresh and lag as a share of the energy."""
+    limit = f"{flag_above:.0%} flags, {void_above:.0%} voids"
+    if not energy_j or energy_j <= 0:
+        return Gate(name="edge uncertainty", outcome="not evaluable", value=None, limit=limit)
+    share = uncertainty_j / energy_j
+    kind: Literal["pass", "flag", "void"] = "void" if share > void_above else "flag" if share > flag_above else "pass"
+    remedy = "" if kind == "pass" else "a longer window makes the edges weigh less"
+    return Gate(name="edge uncertainty", outcome=kind, value=share, limit=limit, remedy=remedy)
+
+
+def client_cost(cpu_s: float, machine_cpu_s: float, flag_above: float) -> Gate:
+    """CPU time of client and sampler as a share of all the CPU time spent in the window."""
+    share = cpu_s / machine_cpu_s if machine_cpu_s > 0 else 0.0
+    flagged = share > flag_above
+    return Gate(
+        name="client CPU",
+        outcome="flag" if flagged else "pass",
+        value=share,
+        limit=f"{flag_above:.0%} of the CPU time",
+        remedy="lower rate_hz" if flagged else "",
+    )
+
+
+def other_load(busy_cores: float | None, flag_above: float) -> Gate:
+    """CPU time of programs that are neither ours nor the engine's, in cores: their energy is in the reading too."""
+    limit = f"{flag_above:.0%} of a core"
+    if busy_cores is None:
+        return Gate(name="other load", outcome="not evaluable", value=None, limit=limit)
+    flagged = busy_cores > flag_above
+    return Gate(
+        name="other load",
+        outcome="flag" if flagged else "pass",
+        value=f"{max(0.0, busy_cores):.0%} of a core",
+        limit=limit,
+        remedy="end other programs and measure again" if flagged else "",
+    )
+
+
+def pass_spread(spreads: Sequence[tuple[str, float]], flag_above: float) -> Gate:
+    """Largest (max - min) / mean over the passes of any condition's energy per token.
+
+    Args:
+        spreads: (condition as text, spread) pairs.
+    """
+    limit = f"{flag_above:.0%}"
+    if not spreads:
+        return Gate(name="pass spread", outcome="not evaluable", value=None, limit=limit)
+    over = [f"{name} {spread:.1%}" for name, spread in spreads if spread > flag_above]
+    worst = max(spread for _, spread in spreads)
+    return Gate(
+        name="pass spread",
+        outcome="flag" if over else "pass",
+        value=", ".join(over) if over else worst,
+        limit=limit,
+        remedy="more passes, a quieter machine, or a longer warm-up" if over else "",
+    )
+
+
+def run_order(first: Sequence[float], second: Sequence[float]) -> Gate:
+    """Whether the second of two passes reads higher everywhere: heat, not chance.
+
+    Args:
+        first, second: (C,) energy per token of each condition in the first and the second pass.
+    """
+    limit = "second pass higher at all of 5 or more, or by 2 % and 2 standard errors in the mean"
+    if len(first) < 2 or len(first) != len(second):
+        return Gate(name="run order", outcome="not evaluable", value=None, limit=limit)
+    ratios = [b / a - 1 for a, b in zip(first, second, strict=True)]
+    mean = sum(ratios) / len(ratios)
+    variance = sum((r - mean) ** 2 for r in ratios) / (len(ratios) - 1)
+    standard_error = (variance / len(ratios)) ** 0.5
+    everywhere = len(ratios) >= 5 and all(r > 0 for r in ratios)
+    found = everywhere or (abs(mean) > 0.02 and abs(mean) > 2 * standard_error)
+    return Gate(
+        name="run order",
+        outcome="flag" if found else "pass",
+        value=f"second pass {mean:+.1%} in the mean",
+        limit=limit,
+        remedy="a run-order effect: warm up longer, or rest between windows" if found else "",
+    )
+
+
+def drafted(answers: Sequence[RequestRecord]) -> Gate:
+    """Speculative decoding really ran: a draft that fails to load is only a line in the server's log."""
+    count = sum(a.draft_n for a in answers)
+    return Gate(
+        name="draft in use",
+        outcome="pass" if count else "void",
+        value=f"{count} tokens drafted",
+        limit="more than none",
+        remedy="" if count else "see the server's log: the draft must have the model's vocabulary",
+    )

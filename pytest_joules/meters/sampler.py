@@ -1,0 +1,289 @@
+"""Reading a meter all the time, and the energy of any stretch of that time."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytest_joules import trace
+from pytest_joules.errors import MeterError, Void
+from pytest_joules.meters import Chosen
+from pytest_joules.records import RailEnergy, Sample
+
+STUCK_AFTER_S = 10.0
+"""A meter that gives no reading for this long is taken for dead."""
+
+
+class Sampler:
+    """A thread that reads a meter until stopped and keeps every sample.
+
+    The time of each reading is taken by the reader around the read itself, so a delayed thread spreads the
+    samples but never misdates them.
+    """
+
+    def __init__(self, chosen: Chosen, rate_hz: float) -> None:
+        self._chosen, self._rate_hz = chosen, rate_hz
+        self._samples: list[Sample] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._news = threading.Condition(self._lock)
+        self._thread: threading.Thread | None = None
+        self.failure: str = ""
+
+    def start(self, timeout_s: float = STUCK_AFTER_S) -> None:
+        """Open the meter and wait for its first reading.
+
+        Raises:
+            MeterError: it cannot be opened, or no reading came within `timeout_s`.
+        """
+        self._stop.clear()
+        self.failure = ""
+        self._reader = self._chosen.meter.open(self._rate_hz)
+        self._thread = threading.Thread(target=self._run, name=f"joules-{self._chosen.meter.name}", daemon=True)
+        self._thread.start()
+        if not self.wait_past(time.monotonic(), timeout_s):
+            self.stop()
+            cause = self.failure or f"no reading within {timeout_s:.0f} s"
+            raise MeterError(f"meter {self._chosen.meter.name}: {cause}", "run 'joules meters' to see what it gives")
+
+    def stop(self) -> None:
+        """Stop reading and release the meter. Does nothing when it is not running."""
+        if self._thread is None:
+            return
+        self._stop.set()
+        self._reader.close()
+        self._thread.join(timeout=2.0)
+        self._thread = None
+
+    def samples(self, start_mono: float, end_mono: float) -> list[Sample]:
+        """The samples taken in `[start_mono, end_mono]`, in order of arrival."""
+        with self._lock:
+            return [s for s in self._samples if start_mono <= s.mono <= end_mono]
+
+    def latest_power_w(self) -> float | None:
+        """Power over the last second or so, summed over the rails that count; `None` before two readings."""
+        total = 0.0
+        now = time.monotonic()
+        recent = self.samples(now - max(1.0, 3.0 / self._rate_hz), now)
+        for rail in self._chosen.rails:
+            mine = [s for s in recent if s.rail == rail.name]
+            if len(mine) < 2:
+                return None
+            if rail.kind == "counter":
+                total += (mine[-1].value - mine[0].value) / (mine[-1].mono - mine[0].mono)
+            else:
+                total += sum(s.value for s in mine) / len(mine)
+        return total
+
+    def wait_past(self, mono: float, timeout_s: float) -> bool:
+        """Wait until every rail that counts has a reading after `mono`; False when time ran out or the meter died."""
+        names = {rail.name for rail in self._chosen.rails}
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while True:
+                newest = {s.rail: s.mono for s in self._samples[-8 * len(names) - 8 :]}
+                if all(newest.get(name, -np.inf) > mono for name in names):
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0 or self.failure:
+                    return False
+                self._news.wait(min(left, 0.5))
+
+    def _run(self) -> None:
+        reader = self._reader
+        interval = reader.interval_s
+        due = time.monotonic()
+        while not self._stop.is_set():
+            try:
+                fresh = reader.read()
+            except Exception as error:  # nothing may leave this thread: the window it spoils is told why
+                if not self._stop.is_set():
+                    with self._news:
+                        self.failure = (
+                            str(error) if isinstance(error, MeterError) else f"{type(error).__name__}: {error}"
+                        )
+                        self._news.notify_all()
+                return
+            with self._news:
+                self._samples.extend(fresh)
+                self._news.notify_all()
+            if interval is not None:
+                due += interval
+                delay = due - time.monotonic()
+                if delay > 0:
+                    self._stop.wait(delay)
+                else:
+                    due = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Energy of one stretch of time: the sum over the rails of the chosen scope, and each rail.
+
+    Attributes:
+        energy_j: `None` when any rail that counts could not be determined.
+        uncertainty_j: half-width, rails combined in quadrature.
+        reason: why `energy_j` is `None`.
+    """
+
+    start_mono: float
+    end_mono: float
+    energy_j: float | None
+    uncertainty_j: float
+    rails: tuple[RailEnergy, ...]
+    reason: str = ""
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean power over the stretch."""
+        return None if self.energy_j is None else self.energy_j / (self.end_mono - self.start_mono)
+
+
+class PowerWindow:
+    """What `power.window()` yields; its figures can be read once the block has been left."""
+
+    def __init__(self) -> None:
+        self._reading: Reading | None = None
+
+    def close(self, reading: Reading) -> None:
+        """Set the figures. Called by `Power.window`."""
+        self._reading = reading
+
+    @property
+    def reading(self) -> Reading:
+        """Everything known about the window.
+
+        Raises:
+            Void: the block has not been left yet.
+        """
+        if self._reading is None:
+            raise Void("the power window is still open; read it after the with block")
+        return self._reading
+
+    @property
+    def energy_j(self) -> float:
+        """Joules over the block.
+
+        Raises:
+            Void: the meter's readings cannot carry the window.
+        """
+        if self.reading.energy_j is None:
+            raise Void(f"no energy for this window: {self.reading.reason}")
+        return self.reading.energy_j
+
+    @property
+    def power_w(self) -> float:
+        """Mean watts over the block."""
+        return self.energy_j / self.window_s
+
+    @property
+    def window_s(self) -> float:
+        """Length of the block in seconds."""
+        return self.reading.end_mono - self.reading.start_mono
+
+    def __repr__(self) -> str:
+        if self._reading is None:
+            return "<power window, open>"
+        if self._reading.energy_j is None:
+            return f"<power window, void: {self._reading.reason}>"
+        return f"<power window: {self.energy_j:.4g} J in {self.window_s:.3g} s>"
+
+
+class Power:
+    """The power of this machine as one chosen meter sees it, sampled from `start` to `stop`."""
+
+    def __init__(self, chosen: Chosen, rate_hz: float) -> None:
+        self.chosen = chosen
+        self.rate_hz = rate_hz
+        self._sampler = Sampler(chosen, rate_hz)
+        self._running = False
+
+    def __enter__(self) -> Power:
+        self._sampler.start()
+        self._running = True
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._running = False
+        self._sampler.stop()
+
+    @property
+    def failure(self) -> str:
+        """Why the meter stopped answering; empty while it works."""
+        return self._sampler.failure
+
+    @property
+    def margin_s(self) -> float:
+        """How long to sample past a window's end so that its edge can be interpolated."""
+        periods = [rail.refresh_s or rail.averaging_s or 0.0 for rail in self.chosen.rails]
+        return 2.0 * max(1.0 / self.rate_hz, *periods)
+
+    def latest_power_w(self) -> float | None:
+        """Power just now, for a person to look at."""
+        return self._sampler.latest_power_w()
+
+    def samples(self, start_mono: float, end_mono: float) -> list[Sample]:
+        """The raw samples of a stretch of time, for the record."""
+        return self._sampler.samples(start_mono, end_mono)
+
+    def restart(self) -> None:
+        """Open the meter again after it died; what it gave before is kept."""
+        self._sampler.stop()
+        self._sampler.start()
+
+    def measure(self, start_mono: float, end_mono: float) -> Reading:
+        """Energy of exactly `[start_mono, end_mono]`; waits for the margin after the end when need be."""
+        self._sampler.wait_past(end_mono, timeout_s=self.margin_s + STUCK_AFTER_S)
+        by_rail = group(self.samples(start_mono - 4 * self.margin_s, end_mono + 4 * self.margin_s))
+        rails = [
+            trace.energy(rail, *by_rail.get(rail.name, (np.empty(0), np.empty(0))), start_mono, end_mono)
+            for rail in self.chosen.meter.rails
+        ]
+        return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, self.failure)
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[PowerWindow]:
+        """Measure the energy of a block of code.
+
+        Example:
+            with power.window() as w:
+                work()
+            assert w.energy_j < 200
+        """
+        opened = PowerWindow()
+        self._sampler.wait_past(time.monotonic() - self.margin_s, STUCK_AFTER_S)
+        start = time.monotonic()
+        try:
+            yield opened
+        finally:
+            opened.close(self.measure(start, time.monotonic()))
+
+
+def group(samples: Sequence[Sample]) -> dict[str, tuple[trace.Floats, trace.Floats]]:
+    """Samples by rail as (n,) arrays of time and value."""
+    times: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        times.setdefault(sample.rail, []).append(sample.mono)
+        values.setdefault(sample.rail, []).append(sample.value)
+    return {rail: (np.array(times[rail]), np.array(values[rail])) for rail in times}
+
+
+def total(
+    rails: Sequence[RailEnergy], counted: Sequence[str], start_mono: float, end_mono: float, failure: str = ""
+) -> Reading:
+    """The sum of the rails that count, or the reason why there is none."""
+    by_name: Mapping[str, RailEnergy] = {rail.rail: rail for rail in rails}
+    parts = [by_name[name] for name in counted]
+    missing = [f"{part.rail}: {part.reason}" for part in parts if part.energy_j is None]
+    if missing:
+        reason = "; ".join(missing)
+        return Reading(start_mono, end_mono, None, 0.0, tuple(rails), f"{failure}; {reason}" if failure else reason)
+    energy_j = sum(part.energy_j or 0.0 for part in parts)
+    uncertainty = float(np.sqrt(sum(part.uncertainty_j**2 for part in parts)))
+    return Reading(start_mono, end_mono, energy_j, uncertainty, tuple(rails))

@@ -1,0 +1,69 @@
+"""Every number a table can hold: what it means, its unit, and how one window gives it. Pure.
+
+Adding a metric means adding one entry here and one property to `Sweep` and `Row`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pytest_joules.records import IdleBaseline, Window
+
+NOISY_IDLE = 0.05
+"""Above this standard deviation over mean, the idle baseline is too unsteady to subtract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One column of the table.
+
+    Attributes:
+        name: as a prediction reads it; it carries the unit.
+        meaning: one line for a person.
+        cost: less is better, and a saving can be spoken of.
+        of_window: the figure of one window; `None` where it is undefined.
+        energy_power: how the figure scales with energy per token, as an exponent.
+        speed_power: how the figure scales with tokens per second, as an exponent.
+    """
+
+    name: str
+    meaning: str
+    cost: bool
+    of_window: Callable[[Window, IdleBaseline | None], float | None]
+    energy_power: int
+    speed_power: int
+
+
+def energy_per_token_mj(window: Window, idle: IdleBaseline | None = None) -> float | None:
+    """Millijoules per generated token, the prompt's share inside; `None` without energy or tokens."""
+    if window.energy_j is None or window.tokens == 0:
+        return None
+    return 1000.0 * window.energy_j / window.tokens
+
+
+def net_energy_per_token_mj(window: Window, idle: IdleBaseline | None) -> float | None:
+    """As `energy_per_token_mj`, less the idle power over the window. `None` without a quiet baseline, or at or under zero."""
+    if idle is None or window.energy_j is None or window.tokens == 0 or idle.sd_w > NOISY_IDLE * idle.mean_w:
+        return None
+    net_j = window.energy_j - idle.mean_w * window.window_s
+    return 1000.0 * net_j / window.tokens if net_j > 0 else None
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("energy_per_token_mj", "energy per generated token, prompt included", True, energy_per_token_mj, 1, 0),
+        Metric("net_energy_per_token_mj", "the same above the idle power", True, net_energy_per_token_mj, 1, 0),
+        Metric("tokens_per_s", "generated tokens per second of window, all requests together", False,
+               lambda w, _: w.tokens / w.window_s, 0, 1),
+        Metric("tokens_per_s_per_request", "generated tokens per second of one request", False,
+               lambda w, _: w.tokens / w.window_s / w.slots, 0, 1),
+        Metric("power_w", "mean power over the window", True,
+               lambda w, _: None if w.energy_j is None else w.energy_j / w.window_s, 1, 1),
+        Metric("energy_j", "energy of the window", True, lambda w, _: w.energy_j, 1, 0),
+        Metric("window_s", "length of the window", True, lambda w, _: w.window_s, 0, -1),
+        Metric("tokens", "tokens generated in the window", False, lambda w, _: float(w.tokens), 0, 0),
+        Metric("prompt_tokens", "prompt tokens computed in the window", False, lambda w, _: float(w.prompt_tokens), 0, 0),
+    )
+}  # fmt: skip

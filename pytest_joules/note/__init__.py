@@ -1,0 +1,1 @@
+"""What a person reads: pure lines made from stored results alone."""

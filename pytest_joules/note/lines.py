@@ -1,0 +1,172 @@
+"""The note of one run as lines of text: heading, table, verdicts, limits. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from tabulate import tabulate
+
+from pytest_joules.errors import Void
+from pytest_joules.records import Run, Verdict, Window
+from pytest_joules.sweep import Cell, Sweep, from_run, label
+from pytest_joules.words import duration
+
+_AXIS_NAMES = {"parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context"}
+"""Axes whose common name is shorter than the suite's key."""
+
+_WORDS = {"held": "HELD", "refuted": "REFUTED", "void": "VOID", "broken": "BROKEN", "unmeasured": "UNMEASURED"}
+
+
+def figure(value: float) -> str:
+    """Three significant digits or more, with thousands apart: `1,171`, `40.3`, `9.62`."""
+    size = abs(value)
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def change(value: float, reference: float) -> str:
+    """`74% less` or `3% more`."""
+    if reference == 0:
+        return ""
+    share = value / reference - 1
+    return f"{abs(share):.0%} {'less' if share < 0 else 'more'}"
+
+
+def heading(run: Run) -> list[str]:
+    """What was run, on what, with which meter: three or four lines."""
+    machine, meter = run.machine, run.meter
+    models = ", ".join(f"{model['name']} {model['format'] or ''}".strip() for model in run.models)
+    engines = ", ".join(_engine(facts) for facts in run.engine.values())
+    return [
+        str(run.suite["question"]),
+        f"{machine['chip']}, {machine['memory_gb']} GB, {machine['os']}. {engines}. {models}.",
+        f"{meter.basis.capitalize()} energy of the {meter.scope} ({', '.join(meter.covers)}) by {meter.name} at {meter.rate_hz:g} Hz; "
+        f"{run.passes} {'pass' if run.passes == 1 else 'passes'}, order {run.order.replace('_', ' ')}. Run {run.run_id}.",
+    ]
+
+
+def _engine(facts: object) -> str:
+    known = facts if isinstance(facts, dict) else {}
+    build = f" build {known['build']}" if known.get("build") else f" {known['semver']}" if known.get("semver") else ""
+    commit = f" ({known['commit']})" if known.get("commit") else ""
+    return f"{known.get('name', 'engine')}{build}{commit}"
+
+
+def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
+    """The results with the columns of a published note: batch, tok/s, tok/s per request, W, mJ per token, change, pass spread."""
+    headers = [_AXIS_NAMES.get(axis, axis) for axis in sweep.axes]
+    first = sweep.cells[0] if sweep.cells else None
+    reference = f"vs {_short(first, sweep, headers)}" if first else "vs first"
+    headers += ["tok/s", "tok/s per request", "W", "mJ per token", reference, "pass spread"]
+    rows = [
+        [*map(str, cell.condition.values()), *_row(cell, first if cell is not first else None)] for cell in sweep.cells
+    ]
+    aligned = ["right"] * len(headers)
+    return tabulate(
+        rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None
+    ).splitlines()
+
+
+def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
+    if len(sweep.axes) == 1:
+        return f"{names[0]} {next(iter(cell.condition.values()))}"
+    return "first"
+
+
+def _row(cell: Cell, reference: Cell | None) -> list[str]:
+    if cell.void:
+        return ["void", "", "", "", "", ""]
+    figures = [
+        _text(cell, metric) for metric in ("tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj")
+    ]
+    try:
+        compared = change(cell.mean("energy_per_token_mj"), reference.mean("energy_per_token_mj")) if reference else ""
+    except Void:
+        compared = ""
+    try:
+        spread = f"{cell.spread('energy_per_token_mj'):.1%}"
+    except Void:
+        spread = ""
+    return [*figures, compared, spread]
+
+
+def _text(cell: Cell, metric: str) -> str:
+    try:
+        return figure(cell.mean(metric))
+    except Void:
+        return "void"
+
+
+def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
+    """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
+    for verdict in found:
+        sure = f" ({verdict.robustness})" if verdict.robustness else ""
+        registered = "" if verdict.registration == "registered" else f" [{verdict.registration}]"
+        yield from _wrapped(f"{_WORDS[verdict.word]}{sure}{registered}: {verdict.claim}", width, "  ")
+        if verdict.word != "held" and verdict.detail:
+            yield from _wrapped(f"    {verdict.detail}", width, "    ")
+        if verdict.why_narrow:
+            yield from _wrapped(f"    narrow: {verdict.why_narrow}", width, "    ")
+
+
+def limits(run: Run, sweep: Sweep) -> Iterator[str]:
+    """What speaks against the figures: scope, flags of windows and of the run, deviations."""
+    yield from run.meter.notes
+    for cell in sweep.cells:
+        if cell.void:
+            yield f"{label(cell.condition)} is void: {cell.void}"
+    by_reason: dict[str, list[str]] = {}
+    for window in run.windows:
+        if window.role == "measured" and window.outcome == "flagged":
+            for gate in window.gates:
+                if gate.outcome in ("flag", "not evaluable"):
+                    by_reason.setdefault(_gate_words(gate.name, gate.value, gate.limit), []).append(_where(window))
+    for reason, places in by_reason.items():
+        yield f"{reason}: {', '.join(dict.fromkeys(places))}"
+    yield from (str(gate) for gate in run.gates if gate.outcome in ("flag", "void"))
+    yield from (f"deviation: {deviation}" for deviation in run.deviations)
+    yield from run.notes
+
+
+def _gate_words(name: str, value: object, limit: str) -> str:
+    shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{name} {shown} (limit: {limit})"
+
+
+def _where(window: Window) -> str:
+    return f"{label(window.condition)} pass {window.pass_index + 1}"
+
+
+def note(run: Run, found: Sequence[Verdict], width: int = 0) -> list[str]:
+    """The whole note.
+
+    Args:
+        width: columns to wrap at; 0 does not wrap.
+    """
+    sweep = from_run(run)
+    lines = [line for text in heading(run) for line in _wrapped(text, width, "")]
+    lines += ["", *table(sweep), ""]
+    lines += verdicts(found, width)
+    if against := [line for text in limits(run, sweep) for line in _wrapped(f"- {text}", width, "  ")]:
+        lines += ["", "Limits", *against]
+    return lines
+
+
+def took(run: Run) -> str:
+    """How long the windows took in all."""
+    return duration(sum(window.window_s for window in run.windows))
+
+
+def _wrapped(text: str, width: int, hanging: str) -> list[str]:
+    if width <= 0:
+        return [text]
+    lead = text[: len(text) - len(text.lstrip())]
+    return textwrap.wrap(
+        text.strip(),
+        width,
+        initial_indent=lead,
+        subsequent_indent=hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]

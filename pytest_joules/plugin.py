@@ -1,0 +1,108 @@
+"""Hooks only: each hands over to the session object or to the report. Imports nothing heavy when pytest loads it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_joules.errors import JoulesError
+from pytest_joules.fixtures import against, model_server, power, sweep, warm_chip
+from pytest_joules.stash import COLLECTOR
+
+__all__ = ["against", "model_server", "power", "sweep", "warm_chip"]
+
+MARKER = "joules(suite, against=None, primary=False): the test is a prediction about the table of a suite"
+
+OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "meter",
+        {
+            "metavar": "NAME",
+            "help": "power source: auto (default), or a name from 'joules meters', with :ARGUMENT where it takes one",
+        },
+    ),
+    (
+        "server",
+        {
+            "metavar": "PATH",
+            "help": "llama-server program (default: on PATH, else the one installed with llama-cpp-python)",
+        },
+    ),
+    (
+        "models",
+        {"metavar": "DIR", "action": "append", "help": "folder where model names are looked up; may be repeated"},
+    ),
+    (
+        "model",
+        {"metavar": "NAME=PATH", "action": "append", "help": "use this file for a model name; recorded as a deviation"},
+    ),
+    ("results", {"metavar": "DIR", "help": "folder of the results (default: results/ in the root directory)"}),
+    ("machine", {"metavar": "SLUG", "help": "name of this machine's results (default: chip and memory)"}),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("joules", "energy per token")
+    for name, settings in OPTIONS:
+        group.addoption(f"--joules-{name}", dest=f"joules_{name}", default=None, **settings)
+        if settings.get("action") == "append":
+            parser.addini(f"joules_{name}", settings["help"], type="linelist", default=None)
+        else:
+            parser.addini(f"joules_{name}", settings["help"], default=None)
+    group.addoption(
+        "--joules-exploratory",
+        action="store_true",
+        dest="joules_exploratory",
+        help="measure predictions that are not committed; every verdict then says so",
+    )
+    parser.addini("joules_exploratory", "as --joules-exploratory", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
+    marked = [item for item in items if item.get_closest_marker("joules")]
+    if not marked:
+        return (yield)
+    from pytest_joules.collecting import collector_of
+
+    collector = collector_of(config)
+    collector.collect(marked)
+    yield
+    collector.close(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    collector = item.config.stash.get(COLLECTOR, None)
+    try:
+        yield
+        if collector is not None:
+            collector.judge(item)
+    except JoulesError as error:
+        from pytest_joules.collecting import tell
+
+        tell(item, error)
+
+
+def pytest_report_teststatus(
+    report: pytest.TestReport | pytest.CollectReport,
+) -> tuple[str, str, tuple[str, dict[str, bool]] | str] | None:
+    if not any(name == "joules_verdict" for name, _ in getattr(report, "user_properties", ())):
+        return None
+    from pytest_joules.reporting import status
+
+    return status(report)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    collector = config.stash.get(COLLECTOR, None)
+    if collector is not None and collector.session.measured:
+        from pytest_joules.reporting import summary
+
+        summary(terminalreporter, collector.session)

@@ -1,0 +1,251 @@
+"""The things that are measured and kept, as frozen objects.
+
+Pure data: no I/O here. `store.py` writes and reads them. All times named `*_mono` are seconds of
+one monotonic clock of the machine and boot that measured them; `*_utc` are labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+SCHEMA_VERSION = 1
+
+Scope = Literal["chip", "gpu", "board", "wall"]
+Kind = Literal["instant", "interval_mean", "moving_average", "counter"]
+Basis = Literal["measured", "estimated", "synthetic", "transcribed", "transferred", "placeholder"]
+Outcome = Literal["measured", "flagged", "void"]
+Role = Literal["measured", "control", "idle_before", "idle_after"]
+
+Condition = Mapping[str, Any]
+"""One point of what varies, by axis name: `{"parallel": 8}`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rail:
+    """One physical thing a meter reads.
+
+    Attributes:
+        name: unique within the meter, for example `cpu`.
+        scope: what the energy is said to cover.
+        covers: the parts really read, for example `("cpu", "gpu")`; only equal `covers` are compared.
+        kind: how a reading relates to time.
+        basis: where the number comes from.
+        unit: the unit of the field as the source gives it, before conversion to W or J.
+        source: the exact file, call or field that is read.
+        averaging_s: length of the averaging the source itself applies, when known.
+        refresh_s: the source's nominal refresh period, when known.
+        limit_w: the highest plausible power, when the source states one.
+        wrap_j: the energy at which a counter returns to zero, when it does.
+        calibration: stated relative calibration error (0.02 is 2 %), when known.
+        role: `counted` rails make up the energy; a `check` rail reads the same thing by another route and is
+            only compared with it.
+    """
+
+    name: str
+    scope: Scope
+    covers: tuple[str, ...]
+    kind: Kind
+    basis: Basis
+    unit: str
+    source: str
+    averaging_s: float | None = None
+    refresh_s: float | None = None
+    limit_w: float | None = None
+    wrap_j: float | None = None
+    calibration: float | None = None
+    role: Literal["counted", "check"] = "counted"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One reading of one rail: watts, or joules when the rail is a counter."""
+
+    rail: str
+    mono: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """One validity check on a window or a run, and what it found.
+
+    Attributes:
+        value: what was seen; `None` when there was nothing to see.
+        limit: what was allowed, as a person would say it.
+        remedy: what to do about it.
+    """
+
+    name: str
+    outcome: Literal["pass", "flag", "void", "not evaluable"]
+    value: float | str | None
+    limit: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        shown = f"{self.value:.4g}" if isinstance(self.value, float) else str(self.value)
+        text = f"{self.name}: {shown} (limit: {self.limit})"
+        return f"{text}; {self.remedy}" if self.remedy else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One answered request, as the engine counted it. Times are seconds from the window's start."""
+
+    slot: int
+    round: int
+    sent_s: float
+    received_s: float
+    prompt_n: int
+    cache_n: int
+    predicted_n: int
+    prompt_ms: float | None
+    predicted_ms: float | None
+    stop_type: str | None
+    truncated: bool = False
+    draft_n: int = 0
+    draft_accepted_n: int = 0
+    counted_from: str = "timings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RailEnergy:
+    """Energy of one rail over one window.
+
+    Attributes:
+        energy_j: `None` when it could not be determined; `reason` says why.
+        uncertainty_j: 95 % half-width from edges, refresh, scatter, quantisation and stated calibration.
+        updates: distinct sensor updates inside the window.
+        refresh_s: the sensor's true refresh period as inferred from its updates.
+        longest_gap_s: longest time without a sample over the window and its edges.
+        flags: what was mended or suspicious in the samples (duplicates dropped, outliers removed, ...).
+        calibration_j: the part of `uncertainty_j` that is the stated calibration error, alike in every window.
+    """
+
+    rail: str
+    energy_j: float | None
+    uncertainty_j: float
+    updates: int
+    refresh_s: float | None
+    longest_gap_s: float
+    reason: str = ""
+    flags: tuple[str, ...] = ()
+    calibration_j: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One measured run of one condition: from the first request sent to the last answer received."""
+
+    condition: Condition
+    pass_index: int
+    sequence: int
+    role: Role
+    outcome: Outcome
+    started_utc: str
+    start_mono: float
+    end_mono: float
+    tokens: int = 0
+    prompt_tokens: int = 0
+    slots: int = 1
+    rounds: int = 0
+    energy_j: float | None = None
+    uncertainty_j: float = 0.0
+    rails: tuple[RailEnergy, ...] = ()
+    gates: tuple[Gate, ...] = ()
+    requests: tuple[RequestRecord, ...] = ()
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def window_s(self) -> float:
+        """Length of the window in seconds."""
+        return self.end_mono - self.start_mono
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the window is not plainly measured: its failure, then the gates that void or flag."""
+        by_gate = [str(g) for g in self.gates if g.outcome in ("void", "flag")]
+        return (self.failure, *by_gate) if self.failure else tuple(by_gate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeterRecord:
+    """The meter a run used and how it was chosen."""
+
+    name: str
+    basis: Basis
+    scope: Scope
+    covers: tuple[str, ...]
+    rate_hz: float
+    rails: tuple[Rail, ...]
+    chosen_because: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleBaseline:
+    """Power with the server loaded and silent: mean and standard deviation of 1 s (or refresh) means."""
+
+    mean_w: float
+    sd_w: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One suite measured once on one machine. Holds the measurement alone, no verdict."""
+
+    run_id: str
+    started_utc: str
+    finished_utc: str
+    complete: bool
+    suite: Mapping[str, Any]
+    suite_name: str
+    axes: tuple[str, ...]
+    conditions: tuple[Condition, ...]
+    passes: int
+    order: str
+    machine: Mapping[str, Any]
+    machine_slug: str
+    models: tuple[Mapping[str, Any], ...]
+    engine: Mapping[str, Any]
+    meter: MeterRecord
+    windows: tuple[Window, ...]
+    idle: IdleBaseline | None = None
+    gates: tuple[Gate, ...] = ()
+    deviations: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    samples_file: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a prediction was found to be on one run.
+
+    Attributes:
+        word: `held`, `refuted`, `void`, `broken` or `unmeasured`.
+        robustness: `clear`, `narrow`, or empty where it does not apply.
+        agreement: share of perturbed tables that give the same verdict, when they were drawn.
+        registration: `registered`, `exploratory`, `after-data`, `unknown` or `unavailable`.
+        blobs: git blob id of every file of the prediction's closure, by repository path.
+    """
+
+    prediction: str
+    claim: str
+    word: Literal["held", "refuted", "void", "broken", "unmeasured"]
+    detail: str = ""
+    robustness: Literal["clear", "narrow", ""] = ""
+    agreement: float | None = None
+    why_narrow: str = ""
+    registration: str = ""
+    registration_detail: str = ""
+    run_id: str = ""
+    against_run_id: str = ""
+    judged_utc: str = ""
+    selected: bool = True
+    blobs: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,174 @@
+"""What pytest's terminal shows: the verdict words, the progress while measuring, and the note at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_joules.note import lines
+from pytest_joules.sweep import label
+from pytest_joules.words import duration
+
+if TYPE_CHECKING:
+    from pytest_joules.records import Window
+    from pytest_joules.schedule import Step
+    from pytest_joules.session import Session
+    from pytest_joules.suite import Suite
+
+
+def status(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
+    """Pytest's own category and letter, with the verdict as the word of verbose output."""
+    properties = dict(getattr(report, "user_properties", ()))
+    word = str(properties["joules_verdict"]).upper()
+    if sure := properties.get("joules_robustness"):
+        word += f" ({sure})"
+    if report.when == "call":
+        return (report.outcome, "." if report.passed else "F", word) if report.outcome in ("passed", "failed") else None
+    if report.when == "setup" and report.failed:
+        return "error", "E", word
+    if report.when == "setup" and report.skipped:
+        return "skipped", "s", word
+    return None
+
+
+def summary(terminal: pytest.TerminalReporter, session: Session) -> None:
+    """The note of every suite measured in this session. Nothing in quiet mode."""
+    if terminal.config.get_verbosity() < 0:
+        return
+    width = min(terminal._tw.fullwidth, 120)
+    for name, outcome in session.measured.items():
+        if outcome.stored is None:
+            continue
+        terminal.section(f"joules: {name}", sep="=")
+        for line in lines.note(outcome.stored.run, list(outcome.verdicts.values()), width):
+            terminal.write_line(line)
+        terminal.write_line("")
+        terminal.write_line(f"result: {_relative(outcome.stored.path, session)}")
+
+
+def _relative(path: object, session: Session) -> str:
+    with contextlib.suppress(ValueError, AttributeError):
+        return str(path.relative_to(session.options.root))  # type: ignore[attr-defined]
+    return str(path)
+
+
+def progress_for(config: pytest.Config) -> Bar | Lines | Silent:
+    """A live bar on a terminal, plain lines elsewhere, nothing in quiet mode."""
+    if config.get_verbosity() < 0:
+        return Silent()
+    terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()
+    return Bar(config) if terminal else Lines(config)
+
+
+class Silent:
+    """Says nothing."""
+
+    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+        """Nothing."""
+
+    def doing(self, index: int, step: Step, what: str, power_w: float | None) -> None:
+        """Nothing."""
+
+    def done(self, index: int, window: Window) -> None:
+        """Nothing."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+
+class _Watching(Silent):
+    """Keeps the count, the clock and pytest's capturing out of the way while measuring."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._released = contextlib.ExitStack()
+
+    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+        """Release pytest's hold on the output and start the clock."""
+        capture = self._config.pluginmanager.getplugin("capturemanager")
+        if capture is not None:
+            self._released.enter_context(capture.global_and_fixture_disabled())
+        self._steps, self._suite = list(steps), suite
+        self._begun = time.monotonic()
+        self._done = 0
+
+    def end(self) -> None:
+        """Give the output back to pytest."""
+        self._released.close()
+
+    def _left(self) -> str:
+        """Time left, from how long the windows so far took."""
+        if not self._done:
+            return ""
+        per_window = (time.monotonic() - self._begun) / self._done
+        return f", about {duration(per_window * (len(self._steps) - self._done))} left"
+
+    def _name(self, index: int, step: Step) -> str:
+        where = label(step.condition) or "the only condition"
+        kind = " (control)" if step.role == "control" else ""
+        return f"{self._suite.name} {index + 1}/{len(self._steps)}: {where}{kind}, pass {step.pass_index + 1}"
+
+
+def _result(window: Window) -> str:
+    if window.outcome == "void":
+        return f"void: {'; '.join(window.reasons)}"
+    rate = f"{lines.figure(window.tokens / window.window_s)} tok/s"
+    return rate if window.energy_j is None else f"{rate}, {lines.figure(window.energy_j / window.window_s)} W"
+
+
+class Lines(_Watching):
+    """One plain line for each closed window."""
+
+    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+        """Say what is coming."""
+        super().begin(suite, steps)
+        self._write(f"\njoules: measuring {suite.name}, {len(steps)} windows")
+
+    def done(self, index: int, window: Window) -> None:
+        """Say what came out."""
+        self._done = index + 1
+        self._write(f"joules: {self._name(index, self._steps[index])}: {_result(window)}{self._left()}")
+
+    def _write(self, text: str) -> None:
+        print(text, file=sys.__stdout__, flush=True)
+
+
+class Bar(_Watching):
+    """A bar that tells the condition, what is being done, the watts just now and the time left."""
+
+    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+        """Show it."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().begin(suite, steps)
+        # Drawn once a second: drawing costs the CPU that is being measured.
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[now]}"))
+        self._bar = Progress(*columns, console=Console(file=sys.__stdout__), refresh_per_second=1, transient=True)
+        print(file=sys.__stdout__)
+        self._bar.start()
+        self._task = self._bar.add_task(suite.name, total=len(steps), now="")
+
+    def doing(self, index: int, step: Step, what: str, power_w: float | None) -> None:
+        """Change the words beside it."""
+        watts = f", {lines.figure(power_w)} W" if power_w is not None else ""
+        self._bar.update(self._task, description=self._name(index, step), now=f"{what}{watts}{self._left()}")
+
+    def done(self, index: int, window: Window) -> None:
+        """Move it on and leave a line above it."""
+        self._done = index + 1
+        self._bar.console.print(
+            f"{self._name(index, self._steps[index])}: {_result(window)}", highlight=False, markup=False
+        )
+        self._bar.update(self._task, completed=self._done)
+
+    def end(self) -> None:
+        """Take it away."""
+        if hasattr(self, "_bar"):
+            self._bar.stop()
+        super().end()

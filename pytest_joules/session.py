@@ -1,0 +1,441 @@
+"""Everything one pytest session knows: its predictions, their suites, what was measured, and the verdicts.
+
+Knows nothing of pytest; the plugin hands over what was collected and asks for tables and verdicts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pytest_joules import engines, knobs, machine, meters, models, protocol, registration, store, synthetic, verdict
+from pytest_joules import suite as suites
+from pytest_joules.engines import Engine, Server
+from pytest_joules.errors import Unmeasured, UsageError, Void
+from pytest_joules.meters.sampler import Power, PowerWindow
+from pytest_joules.models import ModelFile
+from pytest_joules.prediction import Prediction, judge, refusals
+from pytest_joules.records import Run, Scope, Verdict
+from pytest_joules.registration import Registration
+from pytest_joules.suite import DEFAULT_ENGINE, Draft, Request, Setting, Suite
+from pytest_joules.suite import Server as ServerSpec
+from pytest_joules.sweep import Sweep, from_run
+from pytest_joules.words import nearest
+
+DEFAULT_MODEL = ("smollm2-135m-instruct", "q4_1")
+"""What `model_server()` serves when nothing is named: the model that comes with a Python package."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the person chose on the command line or in the configuration.
+
+    Attributes:
+        root: the project's folder.
+        results: where runs are kept.
+        machine_slug: name of this machine's results; `None` takes the chip and memory.
+        model_folders: where models are looked up before the usual places.
+        substitutes: model file to use for a name instead.
+        server: program for --joules-server.
+        meter: `auto`, or a source with an optional argument.
+        exploratory: measure predictions that are not registered.
+    """
+
+    root: Path
+    results: Path
+    machine_slug: str | None = None
+    model_folders: tuple[Path, ...] = ()
+    substitutes: dict[str, Path] = field(default_factory=dict)
+    server: str | None = None
+    meter: str = "auto"
+    exploratory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A prediction as found, with where it stands and whether it will run."""
+
+    prediction: Prediction
+    module: Path
+    selected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A suite's outcome in this session: its stored run, or why there is none."""
+
+    stored: store.StoredRun | None
+    error: Exception | None = None
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The factories that reach the machine; asked for only when something is really measured."""
+
+    model_server: ModelServers
+    warm_chip: protocol.Warm
+    power: PowerSource
+
+
+class PowerSource:
+    """Power of this machine: `window()` for any code, `meter()` for a suite's own needs."""
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
+        self._open: Power | None = None
+        self._stack = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[PowerWindow]:
+        """Measure the energy of a block of code with the best source of this machine.
+
+        Example:
+            with power.window() as w:
+                work()
+            assert w.energy_j < 200
+        """
+        if self._open is None:
+            chosen = meters.choose(self._wanted, scope=None, basis="any")
+            self._open = self._stack.enter_context(Power(chosen, rate_hz=10.0))
+        with self._open.window() as opened:
+            yield opened
+
+    def meter(self, *, scope: Scope | None, basis: str, rate_hz: float) -> Power:
+        """The meter a suite needs, not yet started. Raises `Unmeasured` when this machine has none."""
+        return Power(meters.choose(self._wanted, scope=scope, basis=basis), rate_hz)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._stack.close()
+        self._open = None
+
+
+class ModelServers:
+    """Starts model servers: `with model_server(parallel=8) as server`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._log_dir: Path | None = None
+
+    def __call__(
+        self,
+        setting: Setting | None = None,
+        *,
+        ready_timeout_s: float = 600.0,
+        request_timeout_s: float = 3600.0,
+        **keys: Any,
+    ) -> AbstractContextManager[Server]:
+        """A server for a setting, or for the named keys of server, request and draft, model, format and engine."""
+        return self._serve(setting or _setting(keys), ready_timeout_s, request_timeout_s)
+
+    @contextlib.contextmanager
+    def _serve(self, setting: Setting, ready_timeout_s: float, request_timeout_s: float) -> Iterator[Server]:
+        session = self._session
+        model = session.model(setting.model, setting.format)
+        draft = (
+            session.model(setting.draft.draft_model, setting.draft.draft_format) if setting.draft.draft_model else None
+        )
+        self._log_dir = self._log_dir or Path(tempfile.mkdtemp(prefix="joules-"))
+        held = knobs.knobs()
+        with contextlib.ExitStack() as stack:
+            for name, value in setting.knobs.items():
+                stack.enter_context(held[name].held(value))
+            engine = session.engine(setting.engine)
+            yield stack.enter_context(
+                engine.serve(setting, model, draft, self._log_dir, ready_timeout_s, request_timeout_s)
+            )
+
+    def close(self) -> None:
+        """Remove the logs; their ends stand in the messages and the run."""
+        if self._log_dir is not None:
+            shutil.rmtree(self._log_dir, ignore_errors=True)
+
+
+def _setting(keys: dict[str, Any]) -> Setting:
+    """A setting from loose keys, each put where it belongs."""
+    parts: dict[type, dict[str, Any]] = {ServerSpec: {}, Request: {}, Draft: {}}
+    homes = {f.name: cls for cls in parts for f in fields(cls)}
+    own = {key: keys.pop(key) for key in ("engine", "model", "format") if key in keys}
+    for key, value in keys.items():
+        if key not in homes:
+            raise UsageError(
+                f"model_server: there is no key {key!r}{nearest(key, [*homes, 'engine', 'model', 'format'])}"
+            )
+        parts[homes[key]][key] = value
+    default_model, default_format = DEFAULT_MODEL if "model" not in own else ("", None)
+    return Setting(
+        engine=own.get("engine", DEFAULT_ENGINE),
+        model=own.get("model", default_model),
+        format=own.get("format", default_format),
+        server=ServerSpec(**parts[ServerSpec]),
+        request=Request(**parts[Request]),
+        draft=Draft(**parts[Draft]),
+        knobs={},
+    )
+
+
+class Session:
+    """One session. Suites are measured at most once, whatever pytest does with its fixtures."""
+
+    def __init__(self, options: Options, progress: protocol.Progress) -> None:
+        self.options, self._progress = options, progress
+        self._collected: dict[str, Collected] = {}
+        self._suites: dict[Path, Suite] = {}
+        self._measured: dict[str, Measured] = {}
+        self._models: dict[tuple[str, str | None], ModelFile] = {}
+        self._engines: dict[str, Engine] = {}
+        self._told: set[str] = set()
+        self.store = store.Store(options.results)
+
+    @functools.cached_property
+    def machine_slug(self) -> str:
+        """Folder name of this machine's results."""
+        return self.options.machine_slug or machine.describe().slug
+
+    @property
+    def measured(self) -> dict[str, Measured]:
+        """Outcome by suite name, for what was asked for in this session."""
+        return self._measured
+
+    def add(self, prediction: Prediction, module: Path, *, selected: bool = True) -> None:
+        """A prediction that was collected."""
+        self._collected[prediction.name] = Collected(prediction, module, selected)
+
+    def deselect(self, name: str) -> None:
+        """It will not run; it is judged all the same when its suite is measured."""
+        if name in self._collected:
+            self._collected[name] = replace(self._collected[name], selected=False)
+
+    def suite_of(self, collected: Collected, name: str | None = None) -> Suite:
+        """The suite a prediction names."""
+        path = suites.find(name or collected.prediction.suite, collected.module.parent, self.options.root)
+        if path not in self._suites:
+            self._suites[path] = suites.load(path, tuple(knobs.knobs()))
+        return self._suites[path]
+
+    def faults(self) -> tuple[list[str], list[str]]:
+        """What is wrong with the collected predictions and suites before anything is measured: (errors, warnings)."""
+        errors: list[str] = []
+        warnings: list[str] = []
+        for collected in self._collected.values():
+            prediction = collected.prediction
+            found = refusals(prediction.function, tuple(prediction.params))
+            try:
+                suite = self.suite_of(collected)
+                other = self.suite_of(collected, prediction.against) if prediction.against else None
+            except UsageError as error:
+                errors += [line for line in str(error).splitlines() if line not in errors]
+                continue
+            _, foreign = self._closure(collected, suite)
+            if foreign:
+                found.append(
+                    f"it imports {', '.join(foreign)}; a prediction imports only math, pytest and files of its repository"
+                )
+            if not found:
+                compared = (other.axes, other.conditions) if other else None
+                result = synthetic.search(prediction, suite.axes, suite.conditions, compared, suite.protocol.passes)
+                if result.broken:
+                    found.append(result.broken)
+                elif result.cannot_fail:
+                    found.append(
+                        "it holds on every table that could come out, so it predicts nothing; assert something that can fail"
+                    )
+                elif result.never_holds:
+                    warnings.append(
+                        f"{prediction.name}: it held on none of {synthetic.TABLES} made-up tables; is its threshold as meant?"
+                    )
+            errors += [f"{prediction.name}: {reason}" for reason in found]
+        return errors, warnings
+
+    def model(self, name: str, form: str | None) -> ModelFile:
+        """A whole model file by name. Raises `Unmeasured` when it is not here, `UsageError` when it is damaged."""
+        key = (name, form)
+        if key not in self._models:
+            folders = models.folders(self.options.model_folders, self.options.root)
+            self._models[key] = models.inspect(models.find(name, form, folders, self.options.substitutes))
+        return self._models[key]
+
+    def engine(self, name: str) -> Engine:
+        """An engine by name."""
+        if name not in self._engines:
+            self._engines[name] = engines.find(name, self.options.server)
+        return self._engines[name]
+
+    def table(self, name: str, hardware: Callable[[], Hardware]) -> Sweep:
+        """The table of a prediction's suite; measured on first use.
+
+        Raises:
+            Unmeasured, Void, UsageError and the like: with the full reason the first time, then in short.
+        """
+        collected = self._collected[name]
+        suite = self.suite_of(collected)
+        if suite.name not in self._measured:
+            try:
+                stored = self._measure(suite, hardware)
+            except Exception as error:  # whatever it is, it must not be measured into again by the next prediction
+                self._measured[suite.name] = Measured(None, error)
+            else:
+                self._measured[suite.name] = Measured(stored, None, self._judge_all(suite, stored))
+        outcome = self._measured[suite.name]
+        if outcome.error is not None:
+            raise self._shortened(suite.name, outcome.error)
+        if outcome.stored is None:
+            raise Void(f"suite {suite.name} has neither a run nor a reason")
+        return from_run(outcome.stored.run)
+
+    def against(self, name: str) -> Sweep:
+        """The latest complete run, on this machine, of the suite a prediction compares with."""
+        other = self._collected[name].prediction.against
+        if other is None:
+            raise UsageError(
+                f"{name}: it takes 'against' but names no suite; write pytest.mark.joules(..., against='SUITE')"
+            )
+        stored = self._stored_against(other)
+        if stored is None:
+            raise Unmeasured(
+                f"no complete run of suite {other} on this machine ({self.machine_slug}); measure that suite first"
+            )
+        return from_run(stored.run)
+
+    def verdict(self, name: str) -> Verdict | None:
+        """The verdict on a prediction, once its suite has been measured."""
+        collected = self._collected.get(name)
+        if collected is None:
+            return None
+        outcome = self._measured.get(self.suite_of(collected).name)
+        return outcome.verdicts.get(name) if outcome else None
+
+    def _shortened(self, suite: str, error: Exception) -> Exception:
+        """The error itself once; afterwards one that points back to it. A skip keeps its reason: pytest folds equal ones."""
+        if suite in self._told and not isinstance(error, Unmeasured):
+            return Void(f"suite {suite} was not measured: as above")
+        self._told.add(suite)
+        return error
+
+    def _on_suite(self, suite: Suite) -> list[Collected]:
+        return [c for c in self._collected.values() if self.suite_of(c).name == suite.name]
+
+    def _closure(self, collected: Collected, suite: Suite) -> tuple[list[Path], list[str]]:
+        others = list(suite.files)
+        if collected.prediction.against:
+            others += self.suite_of(collected, collected.prediction.against).files
+        return registration.closure(collected.module, self.options.root, others)
+
+    @functools.cache  # noqa: B019  lives as long as the session
+    def _registered(self, name: str) -> Registration:
+        collected = self._collected[name]
+        return registration.examine(self._closure(collected, self.suite_of(collected))[0])
+
+    def _measure(self, suite: Suite, hardware: Callable[[], Hardware]) -> store.StoredRun:
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        if workers > 1:
+            raise Unmeasured(
+                f"{workers} pytest workers share this machine and would measure each other; run without -n, or with -n 0"
+            )
+        on_suite = self._on_suite(suite)
+        if not self.options.exploratory:
+            self._refuse_unregistered([c for c in on_suite if c.selected])
+        settings = [suite.setting(condition) for condition in suite.conditions]
+        model_keys = dict.fromkeys((s.model, s.format) for s in settings)
+        model_keys |= dict.fromkeys(
+            (s.draft.draft_model, s.draft.draft_format) for s in settings if s.draft.draft_model
+        )
+        found = {key: self.model(*key) for key in model_keys}
+        used = {name: self.engine(name) for name in dict.fromkeys(s.engine for s in settings)}
+        with protocol.machine_lock(f"suite {suite.name}, process {os.getpid()}"):
+            tools = hardware()
+            rate_hz = suite.protocol.rate_hz
+            with tools.power.meter(
+                scope=suite.require.wanted_scope, basis=suite.require.basis, rate_hz=rate_hz
+            ) as power:
+                bench = protocol.Bench(
+                    model_server=tools.model_server,
+                    warm=tools.warm_chip,
+                    power=power,
+                    store=self.store,
+                    machine_slug=self.machine_slug,
+                    models=found,
+                    engines=used,
+                    progress=self._progress,
+                    provenance=self._provenance(on_suite),
+                    deviations=tuple(
+                        f"model {name}: {found_file.path.name} was used instead"
+                        for (name, _), found_file in found.items()
+                        if name in self.options.substitutes
+                    ),
+                )
+                return protocol.measure(suite, bench)
+
+    def _refuse_unregistered(self, selected: Sequence[Collected]) -> None:
+        changed: dict[str, None] = {}
+        for collected in selected:
+            found = self._registered(collected.prediction.name)
+            if found.word == "exploratory":
+                changed |= dict.fromkeys(found.changed)
+        if changed:
+            names = " ".join(changed)
+            raise UsageError(
+                f"said after the fact? {names} {'is' if len(changed) == 1 else 'are'} not committed as now written: "
+                f"git add {names} && git commit -m 'predict', or measure without registration: --joules-exploratory"
+            )
+
+    def _provenance(self, on_suite: Sequence[Collected]) -> dict[str, Any]:
+        found = {c.prediction.name: self._registered(c.prediction.name) for c in on_suite}
+        blobs = {path: blob for r in found.values() for path, blob in r.blobs.items()}
+        head = next((r.head for r in found.values() if r.head), "")
+        words = {name: r.word for name, r in found.items()}
+        return {"head": head, "blobs": blobs, "predictions": words, "exploratory": self.options.exploratory}
+
+    def _stored_against(self, other: str | None) -> store.StoredRun | None:
+        return self.store.latest(self.machine_slug, other) if other else None
+
+    def _judge_all(self, suite: Suite, stored: store.StoredRun) -> dict[str, Verdict]:
+        """Every collected prediction on the suite, the deselected too: a claim is not taken back by leaving it out."""
+        verdicts = {c.prediction.name: self._judge(c, stored) for c in self._on_suite(suite)}
+        self.store.append_verdicts(stored, list(verdicts.values()))
+        return verdicts
+
+    def _judge(self, collected: Collected, stored: store.StoredRun) -> Verdict:
+        prediction = collected.prediction
+        sweep = from_run(stored.run)
+        other = self._stored_against(prediction.against)
+        registered = self._registered(prediction.name)
+        common: dict[str, Any] = {
+            "prediction": prediction.name,
+            "claim": prediction.claim,
+            "registration": registered.word,
+            "registration_detail": registered.detail,
+            "run_id": stored.run.run_id,
+            "against_run_id": other.run.run_id if other else "",
+            "judged_utc": store.utc_label(store.utc_now()),
+            "selected": collected.selected,
+            "blobs": registered.blobs,
+        }
+        if prediction.against and other is None:
+            return Verdict(word="unmeasured", detail=f"no run of suite {prediction.against} on this machine", **common)
+        against = from_run(other.run) if other else None
+        judged = judge(prediction, sweep, against)
+        # These make every verdict on the run narrow; a wide spread shows in the perturbation itself.
+        effects = [
+            f"{gate.name}: {gate.value}"
+            for gate in stored.run.gates
+            if gate.outcome == "flag" and gate.name in ("run order", "drift")
+        ]
+        effects += ["other programs were at work during the windows"] if _others_at_work(stored.run) else []
+        robust = verdict.robustness(prediction, judged, sweep, against, effects)
+        return Verdict(
+            word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
+        )  # fmt: skip
+
+
+def _others_at_work(run: Run) -> bool:
+    return any(gate.name == "other load" and gate.outcome == "flag" for window in run.windows for gate in window.gates)

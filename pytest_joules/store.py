@@ -1,0 +1,250 @@
+"""What is kept: the journal of a running measurement, finished runs, and verdicts beside them.
+
+    results/<machine>/machine.json
+    results/<machine>/<suite>/<utc>-<id>.json               the run, never overwritten
+    results/<machine>/<suite>/<utc>-<id>.samples.jsonl.gz   every power sample of it
+    results/<machine>/<suite>/<utc>-<id>.verdicts.jsonl     appended, once per judging
+    results/<machine>/<suite>/<utc>-<id>.journal.jsonl      only while it runs, or when it was cut short
+
+All JSON is strict: NaN and infinity are refused. A file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import importlib.metadata
+import json
+import os
+import secrets
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from pytest_joules.errors import UsageError
+from pytest_joules.records import SCHEMA_VERSION, Run, Sample, Verdict, Window
+
+_RUN, _WINDOW, _VERDICT = TypeAdapter(Run), TypeAdapter(Window), TypeAdapter(Verdict)
+_RECORDED_PACKAGES = (
+    "pytest-joules",
+    "pytest",
+    "numpy",
+    "psutil",
+    "aiohttp",
+    "llama-cpp-python",
+    "nvidia-ml-py",
+    "gguf",
+)
+
+
+def utc_now() -> datetime.datetime:
+    """The wall clock, for labels only."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def utc_label(moment: datetime.datetime) -> str:
+    """`2026-10-25T10:15:30.123Z`."""
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def new_run_id() -> str:
+    """`20261025T101530Z-3fa9c1`: the start in UTC, and enough chance to tell two of one second apart."""
+    return f"{utc_now():%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages whose behaviour a result depends on, as far as they are installed."""
+    versions = {}
+    for package in _RECORDED_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run and the file it is in."""
+
+    run: Run
+    path: Path
+
+    @property
+    def verdicts_path(self) -> Path:
+        """Where verdicts on this run are appended."""
+        return self.path.with_name(f"{self.run.run_id}.verdicts.jsonl")
+
+
+class Journal:
+    """One line per event of a running measurement, on the disk before the next thing is done."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], counters: Container[str]) -> None:
+        self.path, self._counters = path, counters
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = path.open("x", encoding="utf-8")
+        self._write({"event": "start", **header})
+
+    def window(self, window: Window, samples: Sequence[Sample]) -> None:
+        """A window that has closed, with its samples."""
+        self._write(
+            {
+                "event": "window",
+                "window": _WINDOW.dump_python(window, mode="json"),
+                "samples": [_sample(s, self._counters) for s in samples],
+            }
+        )
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Anything else worth keeping."""
+        self._write({"event": event, **facts})
+
+    def close(self, *, remove: bool) -> None:
+        """Close it; `remove` once the run it led to is safely written."""
+        self._file.close()
+        if remove:
+            self.path.unlink(missing_ok=True)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(_strict(record) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+class Store:
+    """The results folder.
+
+    Attributes:
+        folder: usually `results/`; made only when something is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def place(self, machine_slug: str, suite: str) -> Path:
+        """Folder of the runs of one suite on one machine."""
+        return self.folder / machine_slug / suite
+
+    def journal(
+        self, machine_slug: str, suite: str, run_id: str, header: Mapping[str, Any], counters: Container[str]
+    ) -> Journal:
+        """Start the journal of a run. `counters` names the rails whose samples are joules."""
+        path = self.place(machine_slug, suite) / f"{run_id}.journal.jsonl"
+        return Journal(path, {"run_id": run_id, "schema_version": SCHEMA_VERSION, **header}, counters)
+
+    def write(self, run: Run, samples: Iterable[Sample]) -> StoredRun:
+        """Keep a finished run and its samples, and the machine's facts when they are new.
+
+        Raises:
+            FileExistsError: a run of this id is there already; runs are never overwritten.
+        """
+        folder = self.place(run.machine_slug, run.suite_name)
+        folder.mkdir(parents=True, exist_ok=True)
+        if run.samples_file:
+            counters = {rail.name for rail in run.meter.rails if rail.kind == "counter"}
+            packed = gzip.compress("".join(_strict(_sample(s, counters)) + "\n" for s in samples).encode(), mtime=0)
+            _write_new(folder / run.samples_file, packed)
+        path = folder / f"{run.run_id}.json"
+        _write_new(path, (_strict(_RUN.dump_python(run, mode="json"), indent=1) + "\n").encode())
+        machine_file = folder.parent / "machine.json"
+        if not machine_file.exists():
+            _write_new(machine_file, (_strict(run.machine, indent=1) + "\n").encode())
+        return StoredRun(run, path)
+
+    def append_verdicts(self, stored: StoredRun, verdicts: Sequence[Verdict]) -> None:
+        """Add verdicts beside their run; earlier ones stay."""
+        with stored.verdicts_path.open("a", encoding="utf-8") as file:
+            for verdict in verdicts:
+                file.write(_strict(_VERDICT.dump_python(verdict, mode="json")) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def runs(self, machine_slug: str | None = None, suite: str | None = None) -> Iterator[StoredRun]:
+        """Stored runs, oldest first. Files that are no run of a known format are passed over by name only."""
+        pattern = f"{machine_slug or '*'}/{suite or '*'}/*.json"
+        for path in sorted(self.folder.glob(pattern), key=lambda p: p.name):
+            yield load(path)
+
+    def latest(self, machine_slug: str | None, suite: str | None) -> StoredRun | None:
+        """The newest complete run; `None` when there is none."""
+        pattern = f"{machine_slug or '*'}/{suite or '*'}/*.json"
+        for path in sorted(self.folder.glob(pattern), key=lambda p: p.name, reverse=True):
+            stored = load(path)
+            if stored.run.complete:
+                return stored
+        return None
+
+
+def load(path: Path) -> StoredRun:
+    """Read a run.
+
+    Raises:
+        UsageError: it cannot be read, is no run, or was written by a newer version.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        version = json.loads(text).get("schema_version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: is no stored run: {error}") from None
+    if version != SCHEMA_VERSION:
+        raise UsageError(f"{path}: has schema version {version}; this pytest-joules reads {SCHEMA_VERSION}")
+    try:
+        return StoredRun(_RUN.validate_json(text), path)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{path}: is no stored run: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def load_verdicts(stored: StoredRun) -> list[Verdict]:
+    """Every verdict given on a run, oldest first."""
+    if not stored.verdicts_path.exists():
+        return []
+    lines = stored.verdicts_path.read_text(encoding="utf-8").splitlines()
+    return [_VERDICT.validate_json(line) for line in lines if line.strip()]
+
+
+def load_samples(stored: StoredRun) -> list[Sample]:
+    """Every power sample of a run, in order of arrival."""
+    path = stored.path.with_name(stored.run.samples_file)
+    if not stored.run.samples_file or not path.exists():
+        return []
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    return [Sample(r["rail"], r["mono"], r["power_w"] if "power_w" in r else r["energy_j"]) for r in records]
+
+
+def _sample(sample: Sample, counters: Container[str]) -> dict[str, Any]:
+    """One line of the trace format: watts, or joules when the rail is a counter."""
+    unit = "energy_j" if sample.rail in counters else "power_w"
+    return {"rail": sample.rail, "mono": round(sample.mono, 6), unit: round(sample.value, 6)}
+
+
+def _strict(record: Any, indent: int | None = None) -> str:
+    home = str(Path.home())
+    text = json.dumps(record, allow_nan=False, ensure_ascii=False, indent=indent)
+    # A home folder names its owner; no result may.
+    return text.replace(json.dumps(home, ensure_ascii=False)[1:-1], "~") if len(home) > 1 else text
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Write a file that must not exist yet; it appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # A hard link fails when the name is taken, which rename would silently replace.
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            raise
+        except OSError:  # file systems without hard links
+            if path.exists():
+                raise FileExistsError(path) from None
+            partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)

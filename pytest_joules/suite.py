@@ -1,0 +1,561 @@
+"""What is run: a YAML suite file read into frozen objects, every error with file, line, key and the nearest valid name.
+
+The loader follows the YAML 1.2 core schema, so that `off` is a word, `1e3` a number and `1:30` a text; keys may not repeat.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from pytest_joules.errors import UsageError
+from pytest_joules.records import Condition, Scope
+from pytest_joules.words import nearest
+
+Positive = Annotated[int, Field(gt=0)]
+PositiveSeconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+DEFAULT_ENGINE = "llama-server"
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """How the engine is started. Every value is passed explicitly and read back where the engine can be asked.
+
+    Attributes:
+        parallel: requests served at once (slots).
+        context_per_slot: tokens of context of each slot.
+        threads: CPU threads; `None` takes one per physical core and records it.
+        gpu_layers: layers on the GPU, or `all`.
+        flash_attention: `on`, `off` or `auto`.
+        cache_type_k, cache_type_v: number format of the KV cache.
+        batch_tokens, ubatch_tokens: logical and physical batch size of a decode step.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    parallel: Positive = 1
+    context_per_slot: Positive = 1024
+    threads: Positive | None = None
+    gpu_layers: Annotated[int, Field(ge=0)] | Literal["all"] = "all"
+    flash_attention: Literal["on", "off", "auto"] = "auto"
+    cache_type_k: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"] = "f16"
+    cache_type_v: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"] = "f16"
+    batch_tokens: Positive = 2048
+    ubatch_tokens: Positive = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What each request asks.
+
+    Attributes:
+        prompt: the name of a prompt that comes with the package (`short`), or a text of its own.
+        identical: all requests of a round send the same prompt; otherwise distinct prompts of equal length.
+        answer_tokens: exact length of each answer.
+        temperature: 0 is greedy.
+        seed: for sampling above temperature 0.
+        cache_prompt: let the engine reuse a prompt it has seen; then the answers must show that it did.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    prompt: Annotated[str, Field(min_length=1)] = "short"
+    identical: bool = False
+    answer_tokens: Positive = 128
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    seed: Annotated[int, Field(ge=0)] = 1
+    cache_prompt: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Speculative decoding with a draft model.
+
+    Attributes:
+        draft_model, draft_format: looked up like `model` and `format`.
+        draft_tokens_max, draft_tokens_min: tokens drafted per step.
+        draft_threshold: least probability at which drafting goes on.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    draft_model: str | None = None
+    draft_format: str | None = None
+    draft_tokens_max: Positive = 3
+    draft_tokens_min: Annotated[int, Field(ge=0)] = 0
+    draft_threshold: Share = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protocol:
+    """How it is measured.
+
+    Attributes:
+        warmup_s: seconds of work at the condition's own batch before its window, on the same server.
+        warmup_tokens: instead of `warmup_s`, one round of answers of this many tokens.
+        rounds: rounds of N requests in a window; `None` repeats them until `min_window_s`.
+        min_window_s: shortest window where `rounds` is not given.
+        passes: trips over all conditions.
+        order: of the conditions in each pass. `reversed` turns every second pass round, `balanced` draws
+            seeded orders in which each condition stands early as often as late, `as_given` repeats the suite's.
+        control: measure the first condition once more at the end of each pass.
+        idle_s: seconds of idle power with a server loaded and silent, before and after; 0 leaves it out.
+        rate_hz: how often the meter is read.
+        ready_timeout_s: longest time a server may take to load.
+        request_timeout_s: longest time one request may take.
+        seed: of the drawn orders.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    warmup_s: Annotated[float, Field(ge=0)] | None = None
+    warmup_tokens: Positive | None = None
+    rounds: Positive | None = None
+    min_window_s: PositiveSeconds = 10.0
+    passes: Positive = 4
+    order: Literal["balanced", "reversed", "as_given"] = "balanced"
+    control: bool | None = None
+    idle_s: Annotated[float, Field(ge=0)] = 10.0
+    rate_hz: Annotated[float, Field(gt=0, le=100)] = 5.0
+    ready_timeout_s: PositiveSeconds = 600.0
+    request_timeout_s: PositiveSeconds = 3600.0
+    seed: int = 1
+
+    DEFAULT_WARMUP_S: ClassVar[float] = 30.0
+
+    @property
+    def warmup_seconds(self) -> float:
+        """Seconds of warm-up; 0 when it is given in tokens."""
+        if self.warmup_tokens is not None:
+            return 0.0
+        return self.DEFAULT_WARMUP_S if self.warmup_s is None else self.warmup_s
+
+    @property
+    def control_repeat(self) -> bool:
+        """The control repeat is part of the balanced default and absent from the published, reversed protocol."""
+        return self.order == "balanced" if self.control is None else self.control
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Require:
+    """What a machine must offer for the suite to be measured there."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    scope: Scope | Literal["any"] = "any"
+    basis: Literal["measured", "any"] = "measured"
+    min_samples: Positive = 5
+    thin: Literal["flag", "void"] = "void"
+
+    @property
+    def wanted_scope(self) -> Scope | None:
+        """The scope, or `None` for any."""
+        return None if self.scope == "any" else self.scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateLimits:
+    """Thresholds of the gates, as shares unless the name has a unit. A looser one is printed beside the verdict."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    batch_void_below: Share = 0.8
+    batch_flag_below: Share = 0.95
+    thin_samples: Positive = 10
+    uncertainty_void_above: Annotated[float, Field(gt=0)] = 0.25
+    uncertainty_flag_above: Annotated[float, Field(gt=0)] = 0.05
+    spread_flag_above: Annotated[float, Field(gt=0)] = 0.05
+    client_cpu_flag_above: Annotated[float, Field(gt=0)] = 0.02
+    other_load_flag_above: Annotated[float, Field(gt=0)] = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One condition resolved: everything an engine needs to know to run it."""
+
+    engine: str
+    model: str
+    format: str | None
+    server: Server
+    request: Request
+    draft: Draft
+    knobs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """A suite file, valid as a whole.
+
+    Attributes:
+        name: the file's name without its ending.
+        vary: values by axis, in the file's order; several axes make a grid.
+        knobs: machine settings by knob name.
+        files: the suite file and the files it extends, nearest first.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    name: str
+    question: str
+    model: str | None = None
+    format: str | None = None
+    engine: str = DEFAULT_ENGINE
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    server: Server = Server()
+    request: Request = Request()
+    draft: Draft = Draft()
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Protocol = Protocol()
+    require: Require = Require()
+    gates: GateLimits = GateLimits()
+    files: tuple[Path, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Names of what varies."""
+        return tuple(self.vary)
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Every point of the grid, the last axis fastest."""
+        return tuple(dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values()))
+
+    def setting(self, condition: Condition) -> Setting:
+        """The condition's values put in place of the suite's own."""
+        parts: dict[str, dict[str, Any]] = {"": {}, "server": {}, "request": {}, "draft": {}, "knobs": {}}
+        for axis, value in condition.items():
+            parts[_section_of(axis)][axis] = value
+        model = parts[""].get("model", self.model)
+        if model is None:
+            raise UsageError(f"suite {self.name}: no model is named")
+        return Setting(
+            engine=parts[""].get("engine", self.engine),
+            model=model,
+            format=parts[""].get("format", self.format),
+            server=dataclasses.replace(self.server, **parts["server"]),
+            request=dataclasses.replace(self.request, **parts["request"]),
+            draft=dataclasses.replace(self.draft, **parts["draft"]),
+            knobs={**self.knobs, **parts["knobs"]},
+        )
+
+    def record(self) -> dict[str, Any]:
+        """The suite as plain JSON values, without paths."""
+        plain = dataclasses.asdict(self)
+        plain["files"] = [path.name for path in self.files]
+        plain["vary"] = {axis: list(values) for axis, values in self.vary.items()}
+        return plain
+
+
+_SECTIONS = {"server": Server, "request": Request, "draft": Draft}
+_TOP_AXES = ("model", "format", "engine")
+
+
+def _fields(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(cls))
+
+
+def _section_of(axis: str) -> str:
+    """The section an axis name belongs to: `server`, `request`, `draft`, `` for the suite itself, else `knobs`."""
+    if axis in _TOP_AXES:
+        return ""
+    return next((section for section, cls in _SECTIONS.items() if axis in _fields(cls)), "knobs")
+
+
+def find(name: str, near: Path, root: Path) -> Path:
+    """The file of a suite: `suites/<name>.yaml` in `near` or any folder above it up to `root`.
+
+    Raises:
+        UsageError: there is none; the nearest name that exists is given.
+    """
+    folders = [folder for folder in (near, *near.parents) if folder == root or root in folder.parents] or [root]
+    places = [folder / "suites" for folder in dict.fromkeys((*folders, root))]
+    for place in places:
+        for ending in (".yaml", ".yml"):
+            if (place / f"{name}{ending}").is_file():
+                return place / f"{name}{ending}"
+    known = sorted({path.stem for place in places if place.is_dir() for path in place.glob("*.y*ml")})
+    hint = nearest(name, known) or (
+        f"; there are {', '.join(known)}" if known else f"; there is no suite in {places[-1]}"
+    )
+    raise UsageError(f"there is no suite {name!r}{hint}")
+
+
+def load(path: Path, knobs: Sequence[str] = ()) -> Suite:
+    """Read and check a suite file and all it extends.
+
+    Args:
+        path: the YAML file.
+        knobs: names of the machine knobs that exist.
+
+    Raises:
+        UsageError: one line for every fault, with file, line, key, what was expected and the nearest valid name.
+    """
+    document = _read(path, seen=())
+    faults = [*_check_names(document, knobs)]
+    suite = None if faults else _build(document, faults)
+    if faults or suite is None:
+        raise UsageError("\n".join(faults))
+    faults = list(_check_sense(suite, document))
+    if faults:
+        raise UsageError("\n".join(faults))
+    return suite
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A YAML mapping with where each of its values stands."""
+
+    data: dict[str, Any]
+    places: Mapping[tuple[str | int, ...], str]
+    files: tuple[Path, ...]
+
+    def place(self, path: Sequence[str | int]) -> str:
+        """`suites/x.yaml:12` of the value, or of the nearest thing around it that has a place."""
+        for length in range(len(path), -1, -1):
+            if (found := self.places.get(tuple(path[:length]))) is not None:
+                return found
+        return str(self.files[0])
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> _Document:
+    if path in seen:
+        raise UsageError(f"{path}: extends itself by way of {' -> '.join(p.stem for p in seen)}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    shown = _shown(path)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UsageError(f"{shown}{line}: this is no YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise UsageError(f"{shown}:1: a suite is a mapping with at least question, model and vary")
+    places: dict[tuple[str | int, ...], str] = {(): shown}
+    data = _plain(node, (), shown, places, ())
+    parent_name = data.pop("extends", None)
+    if parent_name is None:
+        return _Document(data, places, (path,))
+    if not isinstance(parent_name, str):
+        raise UsageError(f"{places[('extends',)]}: extends names one other suite")
+    parent_path = path.with_name(f"{parent_name.removesuffix('.yaml')}.yaml")
+    if not parent_path.is_file():
+        known = [p.stem for p in path.parent.glob("*.yaml")]
+        raise UsageError(
+            f"{places[('extends',)]}: there is no suite {parent_name!r} beside this one{nearest(parent_name, known)}"
+        )
+    parent = _read(parent_path, (*seen, path))
+    return _Document(_merged(parent.data, data), {**parent.places, **places}, (path, *parent.files))
+
+
+def _shown(path: Path) -> str:
+    """The path as a person would type it: relative to where they are when it lies below."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+def _scalar(node: yaml.ScalarNode) -> Any:
+    """A scalar by the YAML 1.2 core schema; quoted ones stay text."""
+    text = str(node.value)
+    if node.style is not None:
+        return text
+    if text in ("", "~", "null", "Null", "NULL"):
+        return None
+    if text.lower() in ("true", "false") and text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+        return text.lower() == "true"
+    if _INT.fullmatch(text):
+        # In YAML 1.2 a leading zero is decimal, which int(text, 0) would refuse.
+        return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+    if _FLOAT.fullmatch(text):
+        return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+def _plain(
+    node: yaml.Node,
+    path: tuple[str | int, ...],
+    shown: str,
+    places: dict[tuple[str | int, ...], str],
+    around: tuple[int, ...],
+) -> Any:
+    """Plain values of a node; fills `places`. Raises `UsageError` for repeated keys and tags."""
+    places.setdefault(path, f"{shown}:{node.start_mark.line + 1}")
+    here = f"{shown}:{node.start_mark.line + 1}"
+    if id(node) in around:
+        raise UsageError(f"{here}: an alias points to what holds it")
+    if not node.tag.startswith("tag:yaml.org,2002:"):
+        raise UsageError(f"{here}: the tag {node.tag} is not used in suites")
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(child, (*path, i), shown, places, (*around, id(node))) for i, child in enumerate(node.value)]
+    plain: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = f"{shown}:{key_node.start_mark.line + 1}"
+        key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        if not isinstance(key, str):
+            raise UsageError(f"{line}: a key is a name, not {getattr(key_node, 'value', key)!r}")
+        if key in plain:
+            raise UsageError(f"{line}: {key!r} stands here a second time; the first is at {places[(*path, key)]}")
+        places[(*path, key)] = line
+        plain[key] = _plain(value_node, (*path, key), shown, places, (*around, id(node)))
+    return plain
+
+
+def _merged(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
+    """The child's keys over the parent's, section by section; `vary` is replaced as a whole."""
+    merged = dict(parent)
+    for key, value in child.items():
+        both = isinstance(value, dict) and isinstance(parent.get(key), dict) and key != "vary"
+        merged[key] = _merged(parent[key], value) if both else value
+    return merged
+
+
+_OWN_KEYS = (
+    "question",
+    "model",
+    "format",
+    "engine",
+    "vary",
+    "server",
+    "request",
+    "draft",
+    "knobs",
+    "protocol",
+    "require",
+    "gates",
+)
+
+
+def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
+    data = document.data
+    sections: dict[str, Sequence[str]] = {
+        **{name: _fields(cls) for name, cls in _SECTIONS.items()},
+        "protocol": _fields(Protocol),
+        "require": _fields(Require),
+        "gates": _fields(GateLimits),
+        "knobs": knobs,
+    }
+    axes = (*_TOP_AXES, *_fields(Server), *_fields(Request), *_fields(Draft), *knobs)
+
+    def unknown(key: str, path: tuple[str, ...], known: Sequence[str], what: str) -> str:
+        return f"{document.place(path)}: {'.'.join(path)}: there is no {what} {key!r}{nearest(key, known)}; known: {', '.join(known)}"
+
+    for key in data:
+        if key not in _OWN_KEYS:
+            yield unknown(key, (key,), (*_OWN_KEYS, "extends"), "key")
+    for section, known in sections.items():
+        if section not in data:
+            continue
+        if not isinstance(data[section], dict):
+            yield f"{document.place((section,))}: {section}: expected a mapping of {', '.join(known)}"
+            continue
+        for key in data[section]:
+            if key not in known:
+                yield unknown(key, (section, key), known, f"{section} key")
+    vary = data.get("vary", {})
+    if not isinstance(vary, dict):
+        yield f"{document.place(('vary',))}: vary: expected a mapping such as {{parallel: [1, 2, 4]}}"
+        return
+    for axis, values in vary.items():
+        path = ("vary", axis)
+        if axis not in axes:
+            yield unknown(axis, path, axes, "thing to vary called")
+            continue
+        if not isinstance(values, list) or not values:
+            yield f"{document.place(path)}: vary.{axis}: expected a list of values"
+            continue
+        for index, value in enumerate(values):
+            if value in values[:index]:
+                yield f"{document.place((*path, index))}: vary.{axis}: {value!r} stands there twice"
+        section = _section_of(axis)
+        if axis in (data.get(section) or {}) if section else axis in data:
+            fixed = f"{section}.{axis}" if section else axis
+            yield f"{document.place(path)}: {axis} varies and is also fixed by {fixed} at {document.place(fixed.split('.'))}; remove one"
+
+
+def _build(document: _Document, faults: list[str]) -> Suite | None:
+    data = {**document.data, "name": document.files[0].stem}
+    suite = _validated(Suite, data, document, (), faults)
+    for axis, values in document.data.get("vary", {}).items():
+        section = _section_of(axis)
+        for index, value in enumerate(values):
+            path = ("vary", axis, index)
+            if section in _SECTIONS:
+                _validated(_SECTIONS[section], {axis: value}, document, path, faults)
+            elif section == "" and not isinstance(value, str):
+                faults.append(f"{document.place(path)}: vary.{axis}: expected a name, not {value!r}")
+    return None if suite is None else dataclasses.replace(suite, files=document.files)
+
+
+def _validated(
+    cls: type, data: Mapping[str, Any], document: _Document, at: tuple[str | int, ...], faults: list[str]
+) -> Any:
+    """An instance of `cls`, or `None` and the faults appended.
+
+    The values take the way through JSON because pydantic's strict mode then accepts mappings for dataclasses and lists
+    for tuples, while `"8"` is still no number.
+    """
+    try:
+        return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        for item in error.errors():
+            path = at or tuple(
+                part for part in item["loc"] if part in (*_OWN_KEYS, *_all_fields()) or isinstance(part, int)
+            )
+            key = ".".join(str(part) for part in path if not isinstance(part, int)) or "suite"
+            if item["type"] == "missing":
+                missing = item["loc"][-1]
+                faults.append(f"{document.place(path[:-1])}: {missing} is missing")
+                continue
+            fault = f"{document.place(path)}: {key}: {_expected(item)}, not {item['input']!r}"
+            if fault not in faults:
+                faults.append(fault)
+        return None
+
+
+def _all_fields() -> tuple[str, ...]:
+    return tuple(
+        itertools.chain.from_iterable(_fields(c) for c in (Server, Request, Draft, Protocol, Require, GateLimits))
+    )
+
+
+def _expected(item: Any) -> str:
+    message = str(item["msg"])
+    return message[0].lower() + message[1:].replace("Input should", "should")
+
+
+def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
+    """Faults that no single key shows."""
+    if suite.model is None and "model" not in suite.vary:
+        yield f"{document.place(())}: model is missing: name one, or vary it"
+        return
+    protocol = suite.protocol
+    if protocol.warmup_s is not None and protocol.warmup_tokens is not None:
+        yield f"{document.place(('protocol', 'warmup_tokens'))}: warmup_s and warmup_tokens: give one of them"
+    if suite.gates.batch_flag_below < suite.gates.batch_void_below:
+        yield f"{document.place(('gates',))}: gates: batch_flag_below must not be under batch_void_below"
+    for condition in suite.conditions:
+        setting = suite.setting(condition)
+        needed = setting.request.answer_tokens
+        if needed >= setting.server.context_per_slot:
+            shown = ", ".join(f"{k}={v}" for k, v in condition.items()) or "the suite"
+            yield (
+                f"{document.place(('request', 'answer_tokens'))}: answer_tokens {needed} does not fit into "
+                f"context_per_slot {setting.server.context_per_slot} at {shown}; raise context_per_slot"
+            )
+            return

@@ -1,0 +1,395 @@
+"""The measured table a prediction is a function of: conditions x metrics. Pure.
+
+A cell is valid, void or missing. Reading a void cell raises `Void` with the reason, reading a condition that
+was never asked for raises `KeyError`; so a claim about batch 8 is untouched by what went wrong at batch 32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tabulate import tabulate
+
+from pytest_joules.errors import Void
+from pytest_joules.metrics import METRICS
+from pytest_joules.records import Condition, IdleBaseline, Run, Window
+from pytest_joules.words import nearest
+
+Key = Any
+"""A condition as a key: the axis value where one axis is left, else the tuple of values in axis order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Everything known of one condition.
+
+    Attributes:
+        condition: axis values.
+        passes: for each pass, metric name to figure; a figure that is undefined is left out.
+        void: why the cell cannot be read; empty when it can.
+        undefined: metric name to the reason why it has no figure although the cell is valid.
+        half_width: relative half-width of the energy from edges, refresh and lag, the largest of the passes.
+        means: figures that stand in place of the mean over `passes`, when only those are known.
+        spreads: likewise for the spread.
+        factors: multiplies the mean of each metric; how a perturbed table is made.
+        flags: what is known against the cell.
+    """
+
+    condition: Condition
+    passes: tuple[Mapping[str, float], ...] = ()
+    void: str = ""
+    undefined: Mapping[str, str] = field(default_factory=dict)
+    half_width: float = 0.0
+    means: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+
+    def mean(self, metric: str) -> float:
+        """Mean over the passes of each window's own figure.
+
+        Raises:
+            Void: the cell is void or the metric has no figure.
+        """
+        if self.void:
+            raise Void(f"{label(self.condition)}: {self.void}")
+        factor = self.factors.get(metric, 1.0)
+        if metric in self.means:
+            return self.means[metric] * factor
+        figures = [figures[metric] for figures in self.passes if metric in figures]
+        if not figures or len(figures) < len(self.passes):
+            reason = self.undefined.get(metric, "no figure")
+            raise Void(f"{label(self.condition)}: {metric} is undefined: {reason}")
+        return math.fsum(figures) / len(figures) * factor
+
+    def spread(self, metric: str) -> float:
+        """(max - min) / mean over the passes.
+
+        Raises:
+            Void: as `mean`, or there is one pass only.
+        """
+        mean = self.mean(metric) / self.factors.get(metric, 1.0)
+        if metric in self.spreads:
+            return self.spreads[metric]
+        if len(self.passes) < 2:
+            raise Void(f"{label(self.condition)}: the spread of one pass is undefined; measure at least two")
+        figures = [figures[metric] for figures in self.passes]
+        return (max(figures) - min(figures)) / mean
+
+
+def label(condition: Condition) -> str:
+    """`parallel=8, format=q4_0`."""
+    return ", ".join(f"{axis}={value}" for axis, value in condition.items())
+
+
+@dataclass(slots=True)
+class Reads:
+    """What a prediction looked at, for the record: spreads are facts about a run and are not perturbed."""
+
+    metrics: set[str] = field(default_factory=set)
+    spread: bool = False
+    void: list[str] = field(default_factory=list)
+
+
+class Column(Mapping[Key, float]):
+    """One metric over the conditions: a mapping from condition to figure."""
+
+    __slots__ = ("_cells", "_metric", "_of_spread", "_reads")
+
+    def __init__(self, metric: str, cells: Mapping[Key, Cell], reads: Reads, *, of_spread: bool = False) -> None:
+        self._metric, self._cells, self._reads, self._of_spread = metric, cells, reads, of_spread
+
+    def __getitem__(self, key: Key) -> float:
+        cell = self._cells.get(key)
+        if cell is None:
+            raise KeyError(f"the suite has no condition {key!r}; it has {', '.join(map(repr, self._cells))}")
+        self._reads.metrics.add(self._metric)
+        self._reads.spread |= self._of_spread
+        try:
+            return cell.spread(self._metric) if self._of_spread else cell.mean(self._metric)
+        except Void as void:
+            self._reads.void.append(str(void))
+            raise
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._cells)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def argmin(self) -> Key:
+        """The condition with the lowest figure."""
+        return min(self, key=self.__getitem__)
+
+    def argmax(self) -> Key:
+        """The condition with the highest figure."""
+        return max(self, key=self.__getitem__)
+
+    def min(self) -> float:
+        """The lowest figure."""
+        return min(self.values())
+
+    def max(self) -> float:
+        """The highest figure."""
+        return max(self.values())
+
+    def saving(self, a: Key, b: Key) -> float:
+        """The share of the cost at `a` that `b` saves: 1 - b/a. For costs only.
+
+        Raises:
+            TypeError: the metric is no cost, so less of it is no saving.
+        """
+        if not METRICS[self._metric].cost or self._of_spread:
+            raise TypeError(f"{self._metric} is no cost: a saving is undefined; compare the two figures instead")
+        return 1.0 - self[b] / self[a]
+
+    @property
+    def spread(self) -> Column:
+        """(max - min) / mean over the passes, by condition."""
+        return Column(self._metric, self._cells, self._reads, of_spread=True)
+
+    def __repr__(self) -> str:
+        parts = []
+        for key, cell in self._cells.items():
+            try:
+                figure = cell.spread(self._metric) if self._of_spread else cell.mean(self._metric)
+                parts.append(f"{key!r}: {figure:.4g}")
+            except Void:
+                parts.append(f"{key!r}: void")
+        name = f"{self._metric}.spread" if self._of_spread else self._metric
+        return f"{name}{{{', '.join(parts)}}}"
+
+
+class _Metrics:
+    """Shared by the table and its rows: an unknown metric is named, with the nearest one that exists."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"there is no metric {name!r}{nearest(name, METRICS)}; known: {', '.join(METRICS)}")
+
+
+class _Figure:
+    """A metric of a row: read as a float."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._metric = name
+
+    def __get__(self, row: Row, owner: type | None = None) -> float:
+        return row._sweep._column(self._metric)[row._key]
+
+
+class _ColumnOf:
+    """A metric of a table: read as a `Column`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._metric = name
+
+    def __get__(self, sweep: Sweep, owner: type | None = None) -> Column:
+        return sweep._column(self._metric)
+
+
+class Row(_Metrics):
+    """The figures of one condition."""
+
+    __slots__ = ("_key", "_sweep", "condition")
+
+    def __init__(self, sweep: Sweep, key: Key, condition: Condition) -> None:
+        self._sweep, self._key, self.condition = sweep, key, condition
+
+    energy_per_token_mj = _Figure()
+    net_energy_per_token_mj = _Figure()
+    tokens_per_s = _Figure()
+    tokens_per_s_per_request = _Figure()
+    power_w = _Figure()
+    energy_j = _Figure()
+    window_s = _Figure()
+    tokens = _Figure()
+    prompt_tokens = _Figure()
+
+    def __repr__(self) -> str:
+        return f"<row {label(self.condition)}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """Where a table comes from; what a reader must know beside its figures."""
+
+    suite: str = ""
+    run_id: str = ""
+    machine: str = ""
+    basis: str = ""
+    scope: str = ""
+    covers: tuple[str, ...] = ()
+    meter: str = ""
+    flags: tuple[str, ...] = ()
+
+
+class Sweep(_Metrics):
+    """The table of a suite: for each condition the mean of its passes, each pass kept.
+
+    Metrics are properties that give a `Column`: `sweep.energy_per_token_mj[8]`. `sweep[8]` is one row while a single
+    axis is left; `sweep.where(format="q4_0")` fixes axes; `sweep.at(parallel=8, format="q4_0")` is one row.
+    """
+
+    __slots__ = ("_cells", "_reads", "about", "axes")
+
+    def __init__(
+        self, axes: Sequence[str], cells: Sequence[Cell], about: About | None = None, reads: Reads | None = None
+    ) -> None:
+        self.axes = tuple(axes)
+        self.about = about or About()
+        self._reads = reads or Reads()
+        self._cells = {self._key(cell.condition): cell for cell in cells}
+
+    def _key(self, condition: Condition) -> Key:
+        values = tuple(condition[axis] for axis in self.axes)
+        return values[0] if len(values) == 1 else values
+
+    def _column(self, metric: str) -> Column:
+        return Column(metric, self._cells, self._reads)
+
+    energy_per_token_mj = _ColumnOf()
+    net_energy_per_token_mj = _ColumnOf()
+    tokens_per_s = _ColumnOf()
+    tokens_per_s_per_request = _ColumnOf()
+    power_w = _ColumnOf()
+    energy_j = _ColumnOf()
+    window_s = _ColumnOf()
+    tokens = _ColumnOf()
+    prompt_tokens = _ColumnOf()
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Every condition asked for, in the suite's order."""
+        return tuple(cell.condition for cell in self._cells.values())
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """The cells in the suite's order."""
+        return tuple(self._cells.values())
+
+    @property
+    def reads(self) -> Reads:
+        """What has been read from this table so far."""
+        return self._reads
+
+    def __getitem__(self, key: Key) -> Row:
+        if key not in self._cells:
+            if len(self.axes) > 1 and not isinstance(key, tuple):
+                raise KeyError(f"{len(self.axes)} axes are left ({', '.join(self.axes)}): use .at(...) or .where(...)")
+            raise KeyError(f"the suite has no condition {key!r}; it has {', '.join(map(repr, self._cells))}")
+        return Row(self, key, self._cells[key].condition)
+
+    def at(self, **values: Any) -> Row:
+        """The row of one condition, all axes named."""
+        self._check_axes(values)
+        if missing := [axis for axis in self.axes if axis not in values]:
+            raise KeyError(f"at() names one condition; also give {', '.join(missing)}")
+        return self[self._key(values)]
+
+    def where(self, **fixed: Any) -> Sweep:
+        """The table of the conditions with these axis values; the named axes are gone from it."""
+        self._check_axes(fixed)
+        kept = [cell for cell in self.cells if all(cell.condition[axis] == value for axis, value in fixed.items())]
+        if not kept:
+            raise KeyError(f"no condition has {label(fixed)}; there are {'; '.join(label(c) for c in self.conditions)}")
+        left = [axis for axis in self.axes if axis not in fixed]
+        narrowed = [replace(cell, condition={axis: cell.condition[axis] for axis in left}) for cell in kept]
+        return Sweep(left, narrowed, self.about, self._reads)
+
+    def _check_axes(self, named: Mapping[str, Any]) -> None:
+        for axis in named:
+            if axis not in self.axes:
+                raise KeyError(
+                    f"the table has no axis {axis!r}{nearest(axis, self.axes)}; it has {', '.join(self.axes)}"
+                )
+
+    def single_pass(self, index: int) -> Sweep:
+        """The table of one pass alone."""
+        cells = [replace(cell, passes=cell.passes[index : index + 1]) for cell in self.cells]
+        return Sweep(self.axes, cells, self.about)
+
+    def fresh(self, cells: Sequence[Cell] | None = None) -> Sweep:
+        """The same table, or one of other cells, with nothing read from it yet."""
+        return Sweep(self.axes, self.cells if cells is None else cells, self.about)
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __repr__(self) -> str:
+        shown = ("tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj")
+        rows = []
+        for cell in self.cells:
+            figures: list[Any] = []
+            for metric in shown:
+                try:
+                    figures.append(f"{cell.mean(metric):.4g}")
+                except Void:
+                    figures.append("void")
+            rows.append([*cell.condition.values(), *figures])
+        heading = " ".join(
+            part for part in (self.about.suite, self.about.basis, self.about.scope, self.about.run_id) if part
+        )
+        return f"<sweep {heading}>\n" + tabulate(
+            rows, headers=[*self.axes, *shown], tablefmt="simple", disable_numparse=True
+        )
+
+
+def from_run(run: Run) -> Sweep:
+    """The table of a run: a cell for every condition asked for, void where any of its passes is."""
+    by_condition = {_hashable(condition): [] for condition in run.conditions}  # type: dict[Any, list[Window]]
+    for window in run.windows:
+        if window.role == "measured":
+            by_condition[_hashable(window.condition)].append(window)
+    spoiled = "; ".join(str(gate) for gate in run.gates if gate.outcome == "void")
+    cells = [
+        Cell(condition=condition, void=spoiled)
+        if spoiled
+        else _cell(condition, by_condition[_hashable(condition)], run)
+        for condition in run.conditions
+    ]
+    about = About(
+        suite=run.suite_name,
+        run_id=run.run_id,
+        machine=run.machine_slug,
+        basis=run.meter.basis,
+        scope=run.meter.scope,
+        covers=run.meter.covers,
+        meter=run.meter.name,
+        flags=tuple(str(gate) for gate in run.gates if gate.outcome == "flag"),
+    )
+    return Sweep(run.axes, cells, about)
+
+
+def _hashable(condition: Condition) -> tuple[tuple[str, str], ...]:
+    return tuple((axis, repr(value)) for axis, value in condition.items())
+
+
+def _cell(condition: Condition, windows: list[Window], run: Run) -> Cell:
+    spoiled = [f"pass {w.pass_index + 1}: {'; '.join(w.reasons) or 'void'}" for w in windows if w.outcome == "void"]
+    if spoiled:
+        return Cell(condition=condition, void=" | ".join(spoiled))
+    if len(windows) < run.passes:
+        return Cell(condition=condition, void=f"{len(windows)} of {run.passes} passes were measured")
+    figures = tuple(_figures(window, run.idle) for window in windows)
+    half_width = max((w.uncertainty_j / w.energy_j for w in windows if w.energy_j), default=0.0)
+    flags = tuple(dict.fromkeys(reason for w in windows for reason in w.reasons))
+    undefined = {"net_energy_per_token_mj": _why_no_net(run.idle)}
+    return Cell(condition=condition, passes=figures, half_width=half_width, flags=flags, undefined=undefined)
+
+
+def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:
+    figures = ((name, metric.of_window(window, idle)) for name, metric in METRICS.items())
+    return {name: figure for name, figure in figures if figure is not None}
+
+
+def _why_no_net(idle: IdleBaseline | None) -> str:
+    if idle is None:
+        return "no idle baseline was measured"
+    return f"the idle baseline ({idle.mean_w:.3g} W, standard deviation {idle.sd_w:.2g} W) cannot be subtracted"

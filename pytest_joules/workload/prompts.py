@@ -1,0 +1,52 @@
+"""Prompts, and sets of distinct prompts of equal length."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from pytest_joules.errors import EngineError
+
+NAMED = {
+    "short": "Explain in a few plain sentences why the sky looks blue at noon and red in the evening.",
+}
+"""Prompts a suite can ask for by name."""
+
+_NUMBERS = range(100, 1000)
+
+
+def text_of(prompt: str) -> str:
+    """The text of a named prompt, or the prompt itself."""
+    return NAMED.get(prompt, prompt)
+
+
+def numbered(tokenize: Callable[[str], Sequence[int]], text: str, count: int, first: int) -> list[list[int]]:
+    """Distinct prompts that differ in a number before the text and have the same number of tokens.
+
+    Args:
+        tokenize: the model's own tokenizer.
+        count: how many.
+        first: how many such prompts were given out before; those are not given again before all have been used.
+
+    Raises:
+        EngineError: the tokenizer gives too few prompts of one length.
+    """
+    sample = {
+        number: len(tokenize(f"Question {number}. {text}")) for number in (_NUMBERS[0], _NUMBERS[-1], 457, 613, 888)
+    }
+    length = Counter(sample.values()).most_common(1)[0][0]
+    prompts: list[list[int]] = []
+    tried = 0
+    while len(prompts) < count and tried < 4 * len(_NUMBERS):
+        number = _NUMBERS[(first + tried) % len(_NUMBERS)]
+        # After all numbers are used up the text is asked with another opening word.
+        opening = ("Question", "Request", "Example", "Problem")[(first + tried) // len(_NUMBERS) % 4]
+        tokens = list(tokenize(f"{opening} {number}. {text}"))
+        if len(tokens) == length:
+            prompts.append(tokens)
+        tried += 1
+    if len(prompts) < count:
+        raise EngineError(
+            f"the tokenizer gives only {len(prompts)} of {count} prompts of {length} tokens; set identical: true"
+        )
+    return prompts
