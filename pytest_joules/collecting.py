@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from pytest_joules.errors import JoulesError, Unmeasured, UsageError
+from pytest_joules.errors import JoulesError, Unmeasured, UsageError, Void
 from pytest_joules.prediction import TABLES, Prediction
 from pytest_joules.reporting import progress_for
 from pytest_joules.session import Hardware, Options, Session
@@ -140,9 +140,13 @@ def options(config: pytest.Config) -> Options:
 
 def tell(item: pytest.Item, error: JoulesError) -> NoReturn:
     """A library's exception as pytest's own outcome, in one line: a skip where nothing can be measured, else an error of set-up."""
+    reason = "; ".join([str(error), *getattr(error, "__notes__", ())])
+    if not isinstance(error, Unmeasured | Void):
+        # Nothing was judged: the suite, the engine or the meter could not be used, which is no verdict.
+        raise pytest.fail.Exception(f"joules: {reason}", pytrace=False) from None
     word = "unmeasured" if isinstance(error, Unmeasured) else "void"
     item.user_properties.append(("joules_verdict", word))
-    _end(word, "; ".join([str(error), *getattr(error, "__notes__", ())]))
+    _end(word, reason)
 
 
 def _end(word: str, reason: str) -> NoReturn:

@@ -317,7 +317,7 @@ class Session:
     def _shortened(self, suite: str, error: Exception) -> Exception:
         """The error itself once; afterwards one that points back to it. A skip keeps its reason: pytest folds equal ones."""
         if suite in self._told and not isinstance(error, Unmeasured):
-            return Void(f"suite {suite} was not measured: as above")
+            return JoulesError(f"suite {suite} was not measured: as above")
         self._told.add(suite)
         return error
 

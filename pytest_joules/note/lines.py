@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from tabulate import tabulate
 
 from pytest_joules.errors import Void
+from pytest_joules.metrics import METRICS
 from pytest_joules.records import Run, Verdict, Window
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration
@@ -96,6 +97,18 @@ def _text(cell: Cell, metric: str) -> str:
         return figure(cell.mean(metric))
     except Void:
         return "void"
+
+
+def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
+    """The table as plain values: axis values, then metrics; a figure that cannot be read is `None`, with the reason in `void`."""
+    for cell in sweep.cells:
+        row: dict[str, object] = {**cell.condition, "void": cell.void}
+        for metric in METRICS:
+            try:
+                row[metric] = cell.mean(metric)
+            except Void:
+                row[metric] = None
+        yield row
 
 
 def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
