@@ -148,7 +148,7 @@ class Bar(_Watching):
 
         super().begin(suite, steps)
         # Drawn once a second: drawing costs the CPU that is being measured.
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[now]}"))
+        columns = (BarColumn(bar_width=8), TextColumn("{task.description}: {task.fields[now]}"))
         self._bar = Progress(*columns, console=Console(file=sys.__stdout__), refresh_per_second=1, transient=True)
         print(file=sys.__stdout__)
         self._bar.start()

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_joules import engines, knobs, machine, meters, models, protocol, registration, store, synthetic, verdict
 from pytest_joules import suite as suites
 from pytest_joules.engines import Engine, Server
-from pytest_joules.errors import Unmeasured, UsageError, Void
+from pytest_joules.errors import JoulesError, Unmeasured, UsageError, Void
 from pytest_joules.meters.sampler import Power, PowerWindow
 from pytest_joules.models import ModelFile
 from pytest_joules.prediction import Prediction, judge, refusals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -55,18 +56,23 @@ def _engine(facts: object) -> str:
 
 
 def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
-    """The results with the columns of a published note: batch, tok/s, tok/s per request, W, mJ per token, change, pass spread."""
+    """The results with the columns of a published note: batch, tok/s, tok/s per request, W, mJ per token, change, pass spread.
+
+    Args:
+        fmt: a table format of tabulate; in `simple` the headings take two lines, so that the table fits 80 columns.
+    """
     headers = [_AXIS_NAMES.get(axis, axis) for axis in sweep.axes]
     first = sweep.cells[0] if sweep.cells else None
     reference = f"vs {_short(first, sweep, headers)}" if first else "vs first"
     headers += ["tok/s", "tok/s per request", "W", "mJ per token", reference, "pass spread"]
+    if fmt == "simple":
+        headers = [re.sub(r" (?=request|token|spread|first|batch)", "\n", header) for header in headers]
     rows = [
         [*map(str, cell.condition.values()), *_row(cell, first if cell is not first else None)] for cell in sweep.cells
     ]
     aligned = ["right"] * len(headers)
-    return tabulate(
-        rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None
-    ).splitlines()
+    text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
+    return text.splitlines()
 
 
 def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
@@ -115,8 +121,13 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
     for verdict in found:
         sure = f" ({verdict.robustness})" if verdict.robustness else ""
-        registered = "" if verdict.registration == "registered" else f" [{verdict.registration}]"
-        yield from _wrapped(f"{_WORDS[verdict.word]}{sure}{registered}: {verdict.claim}", width, "  ")
+        remarks = [verdict.registration] if verdict.registration != "registered" else []
+        remarks += [] if verdict.selected else ["deselected"]
+        shown = f" [{', '.join(remarks)}]" if remarks else ""
+        # Parametrised predictions share a claim; pytest's id tells them apart.
+        parameters = verdict.prediction[verdict.prediction.index("[") :] if verdict.prediction.endswith("]") else ""
+        claim = f"{verdict.claim} {parameters}".strip()
+        yield from _wrapped(f"{_WORDS[verdict.word]}{sure}{shown}: {claim}", width, "  ")
         if verdict.word != "held" and verdict.detail:
             yield from _wrapped(f"    {verdict.detail}", width, "    ")
         if verdict.why_narrow:
