@@ -28,6 +28,10 @@ class MeterError(JoulesError):
         self.next_step = next_step
 
 
+class MeterFrozen(MeterError):
+    """A power source answers, but what it reads does not follow the chip."""
+
+
 class Busy(JoulesError):
     """Another measurement holds this machine."""
 

@@ -22,12 +22,13 @@ import psutil
 
 from pytest_joules import gates, machine, schedule, store
 from pytest_joules.engines import Counters, Engine, Round, Server
-from pytest_joules.errors import Busy, EngineError, JoulesError
+from pytest_joules.errors import Busy, EngineError, JoulesError, MeterFrozen
 from pytest_joules.meters.estimate import busy_cpu_s
 from pytest_joules.meters.sampler import Power, Reading
 from pytest_joules.metrics import energy_per_token_mj
 from pytest_joules.models import ModelFile
 from pytest_joules.records import Gate, IdleBaseline, MeterRecord, RequestRecord, Role, Run, Window
+from pytest_joules.response import LEAST_RESPONSE
 from pytest_joules.schedule import Step
 from pytest_joules.suite import Setting, Suite
 from pytest_joules.sweep import label
@@ -38,6 +39,9 @@ AVERAGING_WINDOWS = 20
 
 _PROMPT_ROUNDS = 4
 """Rounds for which distinct prompts are made; after that they come round again, which an unused cache cannot notice."""
+
+_LOAD_STEP_S, _LOAD_STEP_REFRESHES = 2.0, 10
+"""Length of the load step that shows whether the meter follows: seconds, and refreshes of the sensor at least."""
 
 _SETTLE_S = 0.5
 """Rest between a server's start and the idle baseline."""
@@ -235,11 +239,12 @@ class _Campaign:
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.journal.note("cut short", reason=f"{type(error).__name__}: {error}", windows=len(self.windows))
-            if isinstance(error, JoulesError):
+            if isinstance(error, JoulesError) and any(w.role == "measured" for w in self.windows):
                 error.add_note(f"{len(self.windows)} closed windows are kept in {self.journal.path.name}")
             raise
         finally:
-            self.journal.close(remove=kept)
+            # A journal without a window of the suite holds nothing that anyone could miss.
+            self.journal.close(remove=kept or not any(w.role == "measured" for w in self.windows))
             bench.progress.end()
 
     def _step(self, index: int, step: Step) -> None:
@@ -259,7 +264,7 @@ class _Campaign:
                 started = True
                 self.deviations += server.deviations
                 if index == 0:
-                    self._idle_window(index, step, "idle_before")
+                    self._preflight(index, step, setting, server)
                 window = self._window(index, step, setting, server)
                 if index == len(self.steps) - 1:
                     self._idle_window(index, step, "idle_after")
@@ -281,10 +286,14 @@ class _Campaign:
             raise EngineError(f"nothing could be measured: {error}")
 
     def _close(self, index: int, window: Window) -> None:
+        self._keep(window)
+        self.bench.progress.done(index, window)
+
+    def _keep(self, window: Window) -> None:
+        """On the disk before anything else happens."""
         self.windows.append(window)
         margin = self.bench.power.margin_s
         self.journal.window(window, self.bench.power.samples(window.start_mono - margin, window.end_mono + margin))
-        self.bench.progress.done(index, window)
 
     def _window(self, index: int, step: Step, setting: Setting, server: Server) -> Window:
         """Warm up, then measure from the first request sent to the last answer received."""
@@ -380,25 +389,48 @@ class _Campaign:
             started_utc=store.utc_label(store.utc_now()), start_mono=now, end_mono=now, failure=failure,
         )  # fmt: skip
 
-    def _idle_window(self, index: int, step: Step, role: Role) -> None:
-        """Power with the server loaded and silent."""
+    def _preflight(self, index: int, step: Step, setting: Setting, server: Server) -> None:
+        """Idle baseline, then a step to full load: shows that the meter follows the chip, and how far behind.
+
+        Raises:
+            MeterFrozen: a rail that counts did not move.
+        """
+        idle = self._idle_window(index, step, "idle_before")
+        if idle is None:
+            return
+        power, request = self.bench.power, setting.request
+        self.bench.progress.doing(index, step, "load step", power.latest_power_w())
+        refresh_s = max(rail.refresh_s or rail.averaging_s or 0.0 for rail in power.chosen.rails)
+        seconds = max(_LOAD_STEP_S, _LOAD_STEP_REFRESHES * max(refresh_s, 1.0 / power.rate_hz))
+        prompts = server.prompts(text_of(request.prompt), setting.server.parallel)
+        started_utc, start = store.utc_label(store.utc_now()), time.monotonic()
+        self.bench.warm(server, seconds, prompts=prompts, answer_tokens=request.answer_tokens)
+        end = time.monotonic()
+        reading = power.measure(start, end)
+        window = _silent_window("load_step", index, step, started_utc, reading)
+        self._keep(window)
+        for response in power.respond((idle.start_mono, idle.end_mono), (start, end)):
+            if response.share is not None and response.share < LEAST_RESPONSE:
+                raise MeterFrozen(
+                    f"meter {power.chosen.meter.name}: {response.rail} read {response.idle_w:.3g} W idle and {response.load_w:.3g} W "
+                    f"under full load, so it does not follow the chip",
+                    "name another source with --joules-meter",
+                )
+            if response.lag_s:
+                power.lags_s[response.rail] = response.lag_s
+
+    def _idle_window(self, index: int, step: Step, role: Role) -> Window | None:
+        """Power with the server loaded and silent; `None` when the suite leaves it out."""
         seconds = self.suite.protocol.idle_s
         if seconds <= 0:
-            return
+            return None
         self.bench.progress.doing(index, step, "idle baseline", self.bench.power.latest_power_w())
         time.sleep(_SETTLE_S)
         started_utc, start = store.utc_label(store.utc_now()), time.monotonic()
         time.sleep(seconds)
-        end = time.monotonic()
-        reading = self.bench.power.measure(start, end)
-        window = Window(
-            condition={}, pass_index=step.pass_index, sequence=index, role=role, started_utc=started_utc, start_mono=start, end_mono=end,
-            outcome="void" if reading.energy_j is None else "measured", energy_j=reading.energy_j, uncertainty_j=reading.uncertainty_j,
-            rails=reading.rails, failure=reading.reason,
-        )  # fmt: skip
-        self.windows.append(window)
-        margin = self.bench.power.margin_s
-        self.journal.window(window, self.bench.power.samples(start - margin, end + margin))
+        window = _silent_window(role, index, step, started_utc, self.bench.power.measure(start, time.monotonic()))
+        self._keep(window)
+        return window
 
     def _idle(self) -> IdleBaseline | None:
         """Mean and spread of the power in steps of one second over both idle windows."""
@@ -434,7 +466,7 @@ class _Campaign:
         chosen = self.bench.power.chosen
         return MeterRecord(
             name=chosen.meter.name, basis=chosen.basis, scope=chosen.scope, covers=chosen.covers, rate_hz=self.bench.power.rate_hz,
-            rails=chosen.meter.rails, chosen_because=chosen.because, notes=chosen.meter.notes,
+            rails=chosen.meter.rails, chosen_because=chosen.because, notes=chosen.meter.notes, lags_s=self.bench.power.lags_s,
         )  # fmt: skip
 
 
@@ -467,6 +499,15 @@ class _CpuTimes:
     def others_cores(self) -> float | None:
         """Cores kept busy by anything else over the stretch."""
         return None if self.engine_s is None else (self.machine_s - self.ours_s - self.engine_s) / self.mono
+
+
+def _silent_window(role: Role, index: int, step: Step, started_utc: str, reading: Reading) -> Window:
+    """A window without requests of its own: idle, or the load step."""
+    return Window(
+        condition={}, pass_index=step.pass_index, sequence=index, role=role, started_utc=started_utc,
+        start_mono=reading.start_mono, end_mono=reading.end_mono, outcome="void" if reading.energy_j is None else "measured",
+        energy_j=reading.energy_j, uncertainty_j=reading.uncertainty_j, rails=reading.rails, failure=reading.reason,
+    )  # fmt: skip
 
 
 def _from_window_start(answer: RequestRecord, offset_s: float) -> RequestRecord:

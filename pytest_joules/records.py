@@ -16,7 +16,7 @@ Scope = Literal["chip", "gpu", "board", "wall"]
 Kind = Literal["instant", "interval_mean", "moving_average", "counter"]
 Basis = Literal["measured", "estimated", "synthetic", "transcribed", "transferred", "placeholder"]
 Outcome = Literal["measured", "flagged", "void"]
-Role = Literal["measured", "control", "idle_before", "idle_after"]
+Role = Literal["measured", "control", "idle_before", "load_step", "idle_after"]
 
 Condition = Mapping[str, Any]
 """One point of what varies, by axis name: `{"parallel": 8}`."""
@@ -172,7 +172,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeterRecord:
-    """The meter a run used and how it was chosen."""
+    """The meter a run used and how it was chosen.
+
+    Attributes:
+        lags_s: measured delay of each rail behind the chip, by which its readings were moved back.
+    """
 
     name: str
     basis: Basis
@@ -182,6 +186,7 @@ class MeterRecord:
     rails: tuple[Rail, ...]
     chosen_because: str
     notes: tuple[str, ...] = ()
+    lags_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

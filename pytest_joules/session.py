@@ -10,7 +10,7 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 from pytest_joules import engines, knobs, machine, meters, models, protocol, registration, store, synthetic, verdict
 from pytest_joules import suite as suites
 from pytest_joules.engines import Engine, Server
-from pytest_joules.errors import JoulesError, Unmeasured, UsageError, Void
+from pytest_joules.errors import JoulesError, MeterFrozen, Unmeasured, UsageError, Void
 from pytest_joules.meters.sampler import Power, PowerWindow
 from pytest_joules.models import ModelFile
 from pytest_joules.prediction import Prediction, judge, refusals
@@ -109,9 +109,14 @@ class PowerSource:
         with self._open.window() as opened:
             yield opened
 
-    def meter(self, *, scope: Scope | None, basis: str, rate_hz: float) -> Power:
+    def meter(self, *, scope: Scope | None, basis: str, rate_hz: float, without: Container[str] = ()) -> Power:
         """The meter a suite needs, not yet started. Raises `Unmeasured` when this machine has none."""
-        return Power(meters.choose(self._wanted, scope=scope, basis=basis), rate_hz)
+        return Power(meters.choose(self._wanted, scope=scope, basis=basis, without=without), rate_hz)
+
+    @property
+    def named(self) -> bool:
+        """The person named the source, so that no other may take its place."""
+        return self._wanted != "auto"
 
     def close(self) -> None:
         """Stop reading."""
@@ -351,12 +356,21 @@ class Session:
         )
         found = {key: self.model(*key) for key in model_keys}
         used = {name: self.engine(name) for name in dict.fromkeys(s.engine for s in settings)}
+        substituted = [
+            f"model {name}: {file.path.name} was used instead"
+            for (name, _), file in found.items()
+            if name in self.options.substitutes
+        ]
         with protocol.machine_lock(f"suite {suite.name}, process {os.getpid()}"):
             tools = hardware()
-            rate_hz = suite.protocol.rate_hz
-            with tools.power.meter(
-                scope=suite.require.wanted_scope, basis=suite.require.basis, rate_hz=rate_hz
-            ) as power:
+            deaf: list[str] = []
+            while True:
+                power = tools.power.meter(
+                    scope=suite.require.wanted_scope,
+                    basis=suite.require.basis,
+                    rate_hz=suite.protocol.rate_hz,
+                    without=deaf,
+                )
                 bench = protocol.Bench(
                     model_server=tools.model_server,
                     warm=tools.warm_chip,
@@ -367,13 +381,18 @@ class Session:
                     engines=used,
                     progress=self._progress,
                     provenance=self._provenance(on_suite),
-                    deviations=tuple(
-                        f"model {name}: {found_file.path.name} was used instead"
-                        for (name, _), found_file in found.items()
-                        if name in self.options.substitutes
+                    deviations=(
+                        *substituted,
+                        *(f"meter {name} was passed over: it did not follow the chip" for name in deaf),
                     ),
                 )
-                return protocol.measure(suite, bench)
+                try:
+                    with power:
+                        return protocol.measure(suite, bench)
+                except MeterFrozen:
+                    if tools.power.named:
+                        raise
+                    deaf.append(power.chosen.meter.name)
 
     def _refuse_unregistered(self, selected: Sequence[Collected]) -> None:
         changed: dict[str, None] = {}

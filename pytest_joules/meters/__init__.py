@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol
@@ -121,13 +121,14 @@ def look(only: Iterable[str] | None = None, argument: str | None = None) -> list
     return results
 
 
-def choose(wanted: str, *, scope: Scope | None, basis: str) -> Chosen:
+def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[str] = ()) -> Chosen:
     """The meter to use.
 
     Args:
         wanted: `auto`, or a source name with an optional `:argument`.
         scope: the scope the suite requires, or `None` for any.
         basis: `measured` or `any`.
+        without: sources that were tried and did not follow the chip.
 
     Raises:
         UsageError: `wanted` names no source.
@@ -137,7 +138,7 @@ def choose(wanted: str, *, scope: Scope | None, basis: str) -> Chosen:
     if wanted != "auto":
         return _named(wanted, scope, basis)
     found = look()
-    candidates = [chosen for f in found for meter in f.meters for chosen in _by_scope(meter, scope)]
+    candidates = [c for f in found if f.source not in without for meter in f.meters for c in _by_scope(meter, scope)]
     fitting = [chosen for chosen in candidates if basis == "any" or chosen.basis == "measured"]
     if not fitting:
         tried = "; ".join(f.reason for f in found if f.reason) or "no source answered"

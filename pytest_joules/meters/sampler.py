@@ -14,6 +14,7 @@ from pytest_joules import trace
 from pytest_joules.errors import MeterError, Void
 from pytest_joules.meters import Chosen
 from pytest_joules.records import RailEnergy, Sample
+from pytest_joules.response import Response, step_response
 
 STUCK_AFTER_S = 10.0
 """A meter that gives no reading for this long is taken for dead."""
@@ -195,11 +196,16 @@ class PowerWindow:
 
 
 class Power:
-    """The power of this machine as one chosen meter sees it, sampled from `start` to `stop`."""
+    """The power of this machine as one chosen meter sees it, sampled while the block is open.
+
+    Attributes:
+        lags_s: measured delay by rail name, taken into account by `measure`.
+    """
 
     def __init__(self, chosen: Chosen, rate_hz: float) -> None:
         self.chosen = chosen
         self.rate_hz = rate_hz
+        self.lags_s: dict[str, float] = {}
         self._sampler = Sampler(chosen, rate_hz)
         self._running = False
 
@@ -239,12 +245,23 @@ class Power:
     def measure(self, start_mono: float, end_mono: float) -> Reading:
         """Energy of exactly `[start_mono, end_mono]`; waits for the margin after the end when need be."""
         self._sampler.wait_past(end_mono, timeout_s=self.margin_s + STUCK_AFTER_S)
-        by_rail = group(self.samples(start_mono - 4 * self.margin_s, end_mono + 4 * self.margin_s))
+        by_rail = self._arrays(start_mono, end_mono)
         rails = [
-            trace.energy(rail, *by_rail.get(rail.name, (np.empty(0), np.empty(0))), start_mono, end_mono)
+            trace.energy(rail, *by_rail[rail.name], start_mono, end_mono, self.lags_s.get(rail.name, 0.0))
             for rail in self.chosen.meter.rails
         ]
         return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, self.failure)
+
+    def respond(self, idle: tuple[float, float], load: tuple[float, float]) -> list[Response]:
+        """How the rails that count followed a step from an idle stretch to a loaded one."""
+        self._sampler.wait_past(load[1], timeout_s=self.margin_s + STUCK_AFTER_S)
+        by_rail = self._arrays(idle[0], load[1])
+        return [step_response(rail, *by_rail[rail.name], idle, load) for rail in self.chosen.rails]
+
+    def _arrays(self, start_mono: float, end_mono: float) -> dict[str, tuple[trace.Floats, trace.Floats]]:
+        """Samples of every rail over a stretch and its edges, as arrays; empty ones for a silent rail."""
+        by_rail = group(self.samples(start_mono - 4 * self.margin_s, end_mono + 4 * self.margin_s))
+        return {rail.name: by_rail.get(rail.name, (np.empty(0), np.empty(0))) for rail in self.chosen.meter.rails}
 
     @contextlib.contextmanager
     def window(self) -> Iterator[PowerWindow]:
