@@ -136,7 +136,12 @@ class RailEnergy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One measured run of one condition: from the first request sent to the last answer received."""
+    """One measured run of one condition: from the first request sent to the last answer received.
+
+    Attributes:
+        uncertainty_j: half-width of the energy from everything known about the meter and the edges.
+        calibration_j: the part of it that is alike in every window of the run and cancels in their ratios.
+    """
 
     condition: Condition
     pass_index: int
@@ -152,6 +157,7 @@ class Window:
     rounds: int = 0
     energy_j: float | None = None
     uncertainty_j: float = 0.0
+    calibration_j: float = 0.0
     rails: tuple[RailEnergy, ...] = ()
     gates: tuple[Gate, ...] = ()
     requests: tuple[RequestRecord, ...] = ()

@@ -32,6 +32,7 @@ class Cell:
         void: why the cell cannot be read; empty when it can.
         undefined: metric name to the reason why it has no figure although the cell is valid.
         half_width: relative half-width of the energy from edges, refresh and lag, the largest of the passes.
+        calibration: relative half-width of the meter's gain, the same for every cell of a run.
         means: figures that stand in place of the mean over `passes`, when only those are known.
         spreads: likewise for the spread.
         factors: multiplies the mean of each metric; how a perturbed table is made.
@@ -43,6 +44,7 @@ class Cell:
     void: str = ""
     undefined: Mapping[str, str] = field(default_factory=dict)
     half_width: float = 0.0
+    calibration: float = 0.0
     means: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
@@ -378,10 +380,19 @@ def _cell(condition: Condition, windows: list[Window], run: Run) -> Cell:
     if len(windows) < run.passes:
         return Cell(condition=condition, void=f"{len(windows)} of {run.passes} passes were measured")
     figures = tuple(_figures(window, run.idle) for window in windows)
-    half_width = max((w.uncertainty_j / w.energy_j for w in windows if w.energy_j), default=0.0)
+    shares = [(w.uncertainty_j / w.energy_j, w.calibration_j / w.energy_j) for w in windows if w.energy_j]
+    half_width = max((math.sqrt(max(0.0, whole**2 - gain**2)) for whole, gain in shares), default=0.0)
+    calibration = max((gain for _, gain in shares), default=0.0)
     flags = tuple(dict.fromkeys(reason for w in windows for reason in w.reasons))
     undefined = {"net_energy_per_token_mj": _why_no_net(run.idle)}
-    return Cell(condition=condition, passes=figures, half_width=half_width, flags=flags, undefined=undefined)
+    return Cell(
+        condition=condition,
+        passes=figures,
+        half_width=half_width,
+        calibration=calibration,
+        flags=flags,
+        undefined=undefined,
+    )
 
 
 def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:

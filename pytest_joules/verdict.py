@@ -3,8 +3,8 @@
 The pass or fail is one evaluation on the table of means. It is `clear` when at least 95 % of perturbed tables and every
 single pass agree, else `narrow`. The perturbation of a condition's mean is exp(t s / sqrt(n)): s is the standard deviation
 of the log residuals after the condition and pass means are taken out, pooled over the conditions, not under 1 %; t is Student's
-t with the pooled degrees of freedom. To it come each window's edge and lag half-width and one factor common to all
-conditions that spans the pass means.
+t with the pooled degrees of freedom. To it come each window's edge and lag half-width, one factor common to all conditions
+that spans the pass means, and one for the stated calibration error of the meter, which cancels in ratios.
 """
 
 from __future__ import annotations
@@ -138,10 +138,13 @@ class _Perturbed:
             t = rng.standard_t(noise.dof, size=(TABLES, count))
             common = rng.uniform(*noise.common, size=(TABLES, 1)) if noise.common[1] > noise.common[0] else 0.0
             self._logs[metric] = t * noise.sd / math.sqrt(passes) + common
-        half_widths = np.array([cell.half_width for cell in cells])
-        self._logs["energy_per_token_mj"] += np.log1p(
-            rng.uniform(-1.0, 1.0, size=(TABLES, count)) * np.minimum(half_widths, 0.9)
-        )
+        # Edges and lag err differently in every window, the meter's gain alike in all.
+        for half_widths, columns in (
+            ([c.half_width for c in cells], count),
+            ([max((c.calibration for c in cells), default=0.0)], 1),
+        ):
+            off = rng.uniform(-1.0, 1.0, size=(TABLES, columns)) * np.minimum(half_widths, 0.9)
+            self._logs["energy_per_token_mj"] += np.log1p(off)
 
     def __call__(self, index: int) -> Sweep:
         energy, speed = (self._logs[metric][index] for metric in _PRIMARY)

@@ -130,6 +130,7 @@ class Reading:
         energy_j: `None` when any rail that counts could not be determined.
         uncertainty_j: half-width, rails combined in quadrature.
         reason: why `energy_j` is `None`.
+        calibration_j: the part of `uncertainty_j` that is alike at all times; rails of one make may err alike, so their parts add.
     """
 
     start_mono: float
@@ -138,6 +139,7 @@ class Reading:
     uncertainty_j: float
     rails: tuple[RailEnergy, ...]
     reason: str = ""
+    calibration_j: float = 0.0
 
     @property
     def power_w(self) -> float | None:
@@ -303,4 +305,5 @@ def total(
         return Reading(start_mono, end_mono, None, 0.0, tuple(rails), f"{failure}; {reason}" if failure else reason)
     energy_j = sum(part.energy_j or 0.0 for part in parts)
     uncertainty = float(np.sqrt(sum(part.uncertainty_j**2 for part in parts)))
-    return Reading(start_mono, end_mono, energy_j, uncertainty, tuple(rails))
+    calibration_j = sum(part.calibration_j for part in parts)
+    return Reading(start_mono, end_mono, energy_j, uncertainty, tuple(rails), calibration_j=calibration_j)
