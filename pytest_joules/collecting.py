@@ -28,40 +28,54 @@ class Collector:
     def __init__(self, config: pytest.Config) -> None:
         self.session = Session(options(config), progress_for(config))
         self._items: dict[str, pytest.Item] = {}
+        self._faults: list[str] = []
+        self._is_worker = hasattr(config, "workerinput")
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
-        """Take in every prediction, also those that will be deselected.
-
-        Raises:
-            pytest.UsageError: one of them cannot be a prediction, or assertions are switched off.
-        """
+        """Take in every prediction, also those that will be deselected."""
         if sys.flags.optimize:
-            raise pytest.UsageError(
+            self._faults.append(
                 "python runs with -O or PYTHONOPTIMIZE: assert statements do nothing, so nothing would be judged; run without it"
             )
-        faults = []
+            return
         for item in items:
             try:
                 prediction = _prediction(item)
             except UsageError as error:
-                faults.append(str(error))
+                self._faults.append(str(error))
                 continue
             self._items[item.nodeid] = item
             self.session.add(prediction, item.path)
-        if faults:
-            raise pytest.UsageError("\n".join(faults))
 
     def close(self, selected: Sequence[pytest.Item]) -> None:
-        """After deselection: remember what was left out, and check everything before anything is measured."""
+        """After deselection: remember what was left out, and check everything before anything is measured.
+
+        Raises:
+            pytest.UsageError: something cannot be a prediction or a suite, or assertions are switched off.
+        """
         kept = {item.nodeid for item in selected}
         for name in self._items:
             if name not in kept:
                 self.session.deselect(name)
         errors, doubts = self.session.faults()
-        if errors:
-            raise pytest.UsageError("\n".join(errors))
+        self._faults += errors
+        # A worker of pytest-xdist that ends while collecting takes the session down without a reason: `admit` tells it.
+        if self._faults and not self._is_worker:
+            raise pytest.UsageError("\n".join(self._faults))
         for doubt in doubts:
-            warnings.warn(PredictionWarning(doubt), stacklevel=2)
+            try:
+                warnings.warn(PredictionWarning(doubt), stacklevel=2)
+            except PredictionWarning as error:  # where warnings are errors
+                raise pytest.UsageError(str(error)) from None
+
+    def admit(self, item: pytest.Item) -> None:
+        """Before an item's fixtures run.
+
+        Raises:
+            UsageError: `close` found faults.
+        """
+        if self._faults and item.get_closest_marker("joules"):
+            raise UsageError("\n".join(self._faults))
 
     def table(self, item: pytest.Item, hardware: Callable[[], Hardware]) -> Sweep:
         """The table an item is about."""
@@ -91,14 +105,15 @@ class Collector:
             (m.stored for m in self.session.measured.values() if m.stored and m.stored.run.run_id == verdict.run_id),
             None,
         )
-        item.user_properties += [
-            ("joules_verdict", verdict.word),
-            ("joules_robustness", verdict.robustness),
-            ("joules_registration", verdict.registration),
-            ("joules_basis", stored.run.meter.basis if stored else ""),
-            ("joules_scope", stored.run.meter.scope if stored else ""),
-            ("joules_run", verdict.run_id),
-        ]
+        _record(
+            item,
+            joules_verdict=verdict.word,
+            joules_robustness=verdict.robustness,
+            joules_registration=verdict.registration,
+            joules_basis=stored.run.meter.basis if stored else "",
+            joules_scope=stored.run.meter.scope if stored else "",
+            joules_run=verdict.run_id,
+        )
         if verdict.word in ("void", "broken", "unmeasured"):
             _end(verdict.word, verdict.detail)
 
@@ -145,8 +160,14 @@ def tell(item: pytest.Item, error: JoulesError) -> NoReturn:
         # Nothing was judged: the suite, the engine or the meter could not be used, which is no verdict.
         raise pytest.fail.Exception(f"joules: {reason}", pytrace=False) from None
     word = "unmeasured" if isinstance(error, Unmeasured) else "void"
-    item.user_properties.append(("joules_verdict", word))
+    _record(item, joules_verdict=word)
     _end(word, reason)
+
+
+def _record(item: pytest.Item, **properties: str) -> None:
+    """Properties of an item's report, in place of what an earlier try by pytest-rerunfailures left."""
+    kept = [(name, value) for name, value in item.user_properties if name not in properties]
+    item.user_properties[:] = [*kept, *properties.items()]
 
 
 def _end(word: str, reason: str) -> NoReturn:
@@ -164,9 +185,12 @@ def _prediction(item: pytest.Item) -> Prediction:
     marks = list(item.iter_markers("joules"))
     if not isinstance(item, pytest.Function):
         raise UsageError(f"{item.nodeid}: a prediction is a function; this is a {type(item).__name__}")
-    names = [mark.args[0] if mark.args else mark.kwargs.get("suite") for mark in marks]
+    names = [
+        name for mark in marks for name in (*mark.args, *(mark.kwargs[key] for key in mark.kwargs if key == "suite"))
+    ]
     if len(names) != 1 or not isinstance(names[0], str):
-        raise UsageError(f"{item.nodeid}: it needs exactly one pytest.mark.joules('SUITE'), here are {len(names)}")
+        given = ", ".join(map(repr, names)) or "none"
+        raise UsageError(f"{item.nodeid}: it needs the name of one suite, pytest.mark.joules('SUITE'); given: {given}")
     if unknown := set(marks[0].kwargs) - {"suite", "against", "primary"}:
         raise UsageError(
             f"{item.nodeid}: pytest.mark.joules takes no {', '.join(sorted(unknown))}; it takes suite, against and primary"
@@ -178,11 +202,18 @@ def _prediction(item: pytest.Item) -> Prediction:
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else {name: value for name, value in callspec.params.items() if name not in TABLES}
     arguments = item._fixtureinfo.argnames
+    against = marks[0].kwargs.get("against")
+    if "sweep" not in arguments:
+        raise UsageError(f"{item.nodeid}: it does not take 'sweep', so it says nothing about the suite")
+    if "against" in arguments and not isinstance(against, str):
+        raise UsageError(
+            f"{item.nodeid}: it takes 'against' but names no suite; write pytest.mark.joules(..., against='SUITE')"
+        )
     return Prediction(
         name=item.nodeid,
         function=item.obj,
         suite=names[0],
-        against=marks[0].kwargs.get("against"),
+        against=against,
         params={name: value for name, value in params.items() if name in arguments},
         wants=tuple(name for name in TABLES if name in arguments),
     )

@@ -28,6 +28,10 @@ class MeterError(JoulesError):
         self.next_step = next_step
 
 
+class MeterAbsent(MeterError):
+    """This machine has no such source, or it is read only when asked for: nothing is wrong."""
+
+
 class MeterFrozen(MeterError):
     """A power source answers, but what it reads does not follow the chip."""
 

@@ -10,6 +10,9 @@ from pytest_joules.records import Gate, Outcome, RailEnergy, RequestRecord
 CARRIES_SHARE = 0.10
 """A rail with less of the energy than this may be slow without thinning the window."""
 
+PROMPT_TOKEN_STEPS = 50
+"""A prompt token costs about one decode step at most, a few more with drafting; an image costs thousands."""
+
 
 def outcome(gates: Iterable[Gate]) -> Outcome:
     """The worst of them: `void`, `flagged` or `measured`. What cannot be evaluated flags, and never voids."""
@@ -46,13 +49,28 @@ def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool) -> Gate:
     cached = sum(a.cache_n for a in answers)
     computed = sum(a.prompt_n for a in answers)
     fault = cached == 0 if wanted else cached > 0
+    odd = next((a for a in answers if _more_than_its_prompt(a)), None)
+    value = f"{cached} of {cached + computed} prompt tokens from cache"
+    remedy = ""
+    if fault:
+        remedy = "the server did not keep to its flags; use a newer llama-server"
+    elif odd is not None:
+        value += f"; prompt_ms and prompt_n disagree: {odd.prompt_ms:.0f} ms for {odd.prompt_n} tokens"
+        remedy = "more was computed than the prompt's tokens; leave this window out of prompt figures"
     return Gate(
         name="prompt cache",
-        outcome="void" if fault else "pass",
-        value=f"{cached} of {cached + computed} prompt tokens from cache",
+        outcome="void" if fault else "flag" if odd is not None else "pass",
+        value=value,
         limit="some" if wanted else "none",
-        remedy="the server did not keep to its flags; use a newer llama-server" if fault else "",
+        remedy=remedy,
     )
+
+
+def _more_than_its_prompt(answer: RequestRecord) -> bool:
+    if not (answer.prompt_n and answer.prompt_ms and answer.predicted_n and answer.predicted_ms):
+        return False
+    step_ms = answer.predicted_ms / answer.predicted_n
+    return answer.prompt_ms / answer.prompt_n > PROMPT_TOKEN_STEPS * step_ms
 
 
 def achieved_batch(

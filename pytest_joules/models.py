@@ -75,7 +75,9 @@ def find(name: str, format: str | None, folders: Sequence[Path], substitutes: di
         return (first_shards or matches)[0]
     shown = f"{name} in format {format}" if format else name
     looked = ", ".join(_tilde(folder) for folder in folders if folder.is_dir()) or "no folder that exists"
-    near = nearest(wanted, {_normal(path.stem): path for path in files})
+    near = nearest(
+        wanted, {_normal(_SHARD.sub(r"\g<stem>.gguf", path.name).removesuffix(".gguf")): path for path in files}
+    )
     raise Unmeasured(
         f"model {shown} is not on this machine (looked in {looked}){near}; "
         f"put the GGUF file into one of them, name a folder with --joules-models DIR, or substitute one with --joules-model {name}=PATH"
@@ -111,11 +113,17 @@ def inspect(path: Path) -> ModelFile:
         return ModelFile(
             path=shards[0], size_bytes=kept["size_bytes"], sha256=kept["sha256"], metadata=kept["metadata"]
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         pass
-    metadata = _metadata(shards[0])
-    for shard in shards[1:]:
-        _metadata(shard)
+    metadata, *others = [_metadata(shard) for shard in shards]
+    for count in ("parameters", "embedding_parameters"):
+        metadata[count] += sum(other[count] for other in others)
+    split = metadata.get("split.count")
+    if isinstance(split, int) and split > len(shards):
+        raise UsageError(
+            f"model {path}: it holds one of {split} shards under the name of a whole model; give the shards "
+            "back their names (-00001-of-...), or join them with llama-gguf-split --merge, never with cat"
+        )
     digests = [_sha256(shard) for shard in shards]
     sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     model = ModelFile(path=shards[0], size_bytes=sum(s.st_size for s in stats), sha256=sha256, metadata=metadata)
@@ -202,6 +210,5 @@ def _normal(name: str) -> str:
 
 
 def _tilde(path: Path) -> str:
-    text = str(path)
-    home = str(Path.home())
-    return "~" + text.removeprefix(home) if text.startswith(home) else text
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)

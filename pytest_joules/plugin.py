@@ -9,7 +9,7 @@ import pytest
 
 from pytest_joules.errors import JoulesError
 from pytest_joules.fixtures import against, model_server, power, sweep, warm_chip
-from pytest_joules.stash import COLLECTOR
+from pytest_joules.stash import COLLECTOR, WORKERS_NOTES
 
 __all__ = ["against", "model_server", "power", "sweep", "warm_chip"]
 
@@ -66,21 +66,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
-    marked = [item for item in items if item.get_closest_marker("joules")]
-    if not marked:
-        return (yield)
-    from pytest_joules.collecting import collector_of
+    if marked := [item for item in items if item.get_closest_marker("joules")]:
+        from pytest_joules.collecting import collector_of
 
-    collector = collector_of(config)
-    collector.collect(marked)
-    yield
-    collector.close(items)
+        collector_of(config).collect(marked)
+    return (yield)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # Only here has everyone deselected: --lf and the like do so after all other hooks that change the items.
+    collector = session.config.stash.get(COLLECTOR, None)
+    if collector is not None:
+        collector.close(session.items)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
     collector = item.config.stash.get(COLLECTOR, None)
     try:
+        if collector is not None:
+            collector.admit(item)
         yield
         if collector is not None:
             collector.judge(item)
@@ -100,9 +105,26 @@ def pytest_report_teststatus(
     return status(report)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # With -n 1 the session that measures has no terminal, and the one that has a terminal measures nothing.
+    output = getattr(session.config, "workeroutput", None)
+    collector = session.config.stash.get(COLLECTOR, None)
+    if output is not None and collector is not None:
+        from pytest_joules.reporting import notes
+
+        output["joules"] = list(notes(collector.session))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash.setdefault(WORKERS_NOTES, []).extend(getattr(node, "workeroutput", {}).get("joules", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     collector = config.stash.get(COLLECTOR, None)
-    if collector is not None and collector.session.measured:
-        from pytest_joules.reporting import summary
+    found = config.stash.get(WORKERS_NOTES, [])
+    if found or collector is not None:
+        from pytest_joules.reporting import notes, summary
 
-        summary(terminalreporter, collector.session)
+        width = min(terminalreporter._tw.fullwidth, 120)
+        summary(terminalreporter, found if collector is None else notes(collector.session, width))

@@ -76,26 +76,32 @@ class Judgement:
 def judge(prediction: Prediction, sweep: Sweep, against: Sweep | None = None) -> Judgement:
     """Evaluate a prediction once. Only an AssertionError refutes; NaN anywhere it reads breaks."""
     sweep = sweep.fresh()
-    tables = {"sweep": sweep, "against": against.fresh() if against is not None else None}
+    other = None if against is None else against.fresh()
+    tables = {"sweep": sweep, "against": other}
     arguments = {**{name: tables[name] for name in prediction.wants}, **prediction.params}
 
     def judged(word: Word, detail: str = "") -> Judgement:
         return Judgement(word, one_line(detail), sweep.reads)
 
+    def void_reads() -> list[str]:
+        return [*sweep.reads.void, *(other.reads.void if other is not None else ())]
+
     try:
         prediction.function(**arguments)
     except AssertionError as error:
-        if sweep.reads.void:
-            return judged("void", sweep.reads.void[0])
+        if found := void_reads():
+            return judged("void", found[0])
         return judged("refuted", _numbers_only(str(error)) or f"assert {prediction.asserted}")
     except Void as error:
         return judged("void", str(error))
     except Unmeasured as error:
         return judged("unmeasured", str(error))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # pytest.skip, pytest.fail and sys.exit are no kinds of Exception
         return judged("broken", f"{type(error).__name__}: {error.args[0] if error.args else error}")
-    if sweep.reads.void:
-        return judged("void", sweep.reads.void[0])
+    if found := void_reads():
+        return judged("void", found[0])
     return judged("held")
 
 

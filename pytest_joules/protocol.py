@@ -239,13 +239,19 @@ class _Campaign:
         except BaseException as error:
             with contextlib.suppress(OSError):
                 self.journal.note("cut short", reason=f"{type(error).__name__}: {error}", windows=len(self.windows))
-            if isinstance(error, JoulesError) and any(w.role == "measured" for w in self.windows):
-                error.add_note(f"{len(self.windows)} closed windows are kept in {self.journal.path.name}")
+            if isinstance(error, JoulesError) and self._closed:
+                windows = "1 closed window is" if self._closed == 1 else f"{self._closed} closed windows are"
+                error.add_note(f"{windows} kept in {self.journal.path.name}")
             raise
         finally:
             # A journal without a window of the suite holds nothing that anyone could miss.
-            self.journal.close(remove=kept or not any(w.role == "measured" for w in self.windows))
+            self.journal.close(remove=kept or not self._closed)
             bench.progress.end()
+
+    @property
+    def _closed(self) -> int:
+        """Windows of the suite that came to their end."""
+        return sum(window.role == "measured" and not window.failure for window in self.windows)
 
     def _step(self, index: int, step: Step) -> None:
         """One condition on a fresh server; what goes wrong voids its window and nothing else."""
@@ -338,6 +344,7 @@ class _Campaign:
             rounds=len(rounds),
             energy_j=reading.energy_j,
             uncertainty_j=reading.uncertainty_j,
+            calibration_j=reading.calibration_j,
             rails=reading.rails,
             gates=tuple(checks),
             requests=answers,
@@ -506,7 +513,8 @@ def _silent_window(role: Role, index: int, step: Step, started_utc: str, reading
     return Window(
         condition={}, pass_index=step.pass_index, sequence=index, role=role, started_utc=started_utc,
         start_mono=reading.start_mono, end_mono=reading.end_mono, outcome="void" if reading.energy_j is None else "measured",
-        energy_j=reading.energy_j, uncertainty_j=reading.uncertainty_j, rails=reading.rails, failure=reading.reason,
+        energy_j=reading.energy_j, uncertainty_j=reading.uncertainty_j, calibration_j=reading.calibration_j, rails=reading.rails,
+        failure=reading.reason,
     )  # fmt: skip
 
 

@@ -24,9 +24,11 @@ _TIMEOUT_S = 20
 _SCRUBBED = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM",
-    "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS",
+    "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE", "GIT_REPLACE_REF_BASE", "GIT_CONFIG", "GIT_CONFIG_COUNT", "GIT_CONFIG_PARAMETERS",
+    "GIT_IMPLICIT_WORK_TREE", "GIT_ATTR_SOURCE", "GIT_DEFAULT_HASH",
+    "GIT_LITERAL_PATHSPECS", "GIT_GLOB_PATHSPECS", "GIT_NOGLOB_PATHSPECS", "GIT_ICASE_PATHSPECS",
 )  # fmt: skip
-"""Variables that would make git answer for another repository than the file's own (a hook sets some of them)."""
+"""Variables that would make git answer for another repository or another file (a hook sets some of them)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,53 +68,77 @@ def closure(module: Path, root: Path, others: Iterable[Path]) -> tuple[list[Path
     Returns:
         (files, names of imported modules that are neither allowed nor files of the repository).
     """
-    files = [module, *others]
-    folder = module.parent
-    while True:
-        if (folder / "conftest.py").is_file():
-            files.append(folder / "conftest.py")
-        if folder in (root, folder.parent):
-            break
-        folder = folder.parent
+    conftests = [path for folder in _folders(module.parent, root) if (path := folder / "conftest.py").is_file()]
+    files = [module, *others, *conftests]
     foreign: list[str] = []
-    todo, seen = [module], set()
+    # What a conftest imports belongs to the meaning too, but unlike a prediction it may reach the machine.
+    todo = [(module, True), *((path, False) for path in conftests)]
+    seen: set[Path] = set()
     while todo:
-        current = todo.pop()
+        current, confined = todo.pop(0)
         if current in seen:
             continue
         seen.add(current)
-        for name in _imports(current):
-            found = _module_file(name, (current.parent, root))
-            if found is not None:
-                files.append(found)
-                todo.append(found)
-            elif name.split(".")[0] not in ALLOWED_IMPORTS:
+        found = _packages_around(current)
+        for name, folders in _imports(current, root):
+            if name.split(".")[0] in ALLOWED_IMPORTS:
+                continue
+            target = _module_file(name, folders)
+            if target is not None:
+                found.append(target)
+            elif confined:
                 foreign.append(name)
-    return list(dict.fromkeys(files)), foreign
+        files += found
+        todo += [(path, confined) for path in found]
+    return list(dict.fromkeys(files)), list(dict.fromkeys(foreign))
 
 
-def _imports(path: Path) -> list[str]:
+def _folders(folder: Path, root: Path) -> list[Path]:
+    """A folder and those above it, up to `root`."""
+    folders = [folder, *folder.parents]
+    return folders[: folders.index(root) + 1] if root in folders else folders
+
+
+def _packages_around(path: Path) -> list[Path]:
+    """The `__init__.py` of every package that a file is in: they run before it."""
+    found = []
+    for folder in path.parents:
+        if not (folder / "__init__.py").is_file():
+            break
+        found.append(folder / "__init__.py")
+    return found
+
+
+def _imports(path: Path, root: Path) -> list[tuple[str, list[Path]]]:
+    """Modules that a file makes Python import, each with the folders in which they are looked for."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, UnicodeDecodeError):
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
         return []
-    names = []
+    # pytest puts the folders of test modules and conftest files on the import path.
+    anywhere = _folders(path.parent, root)
+    found: list[tuple[str, list[Path]]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            found += [(alias.name, anywhere) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            prefix = node.module or ""
-            if node.level:
-                names += [prefix] if prefix else [alias.name for alias in node.names]
-            else:
-                names.append(prefix)
-    return names
+            folders = [path.parents[min(node.level, len(path.parents)) - 1]] if node.level else anywhere
+            # What is imported from a package may be a module of it, or a name inside it.
+            inside = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            modules = [name for name in inside if _module_file(name, folders)]
+            found += [(name, folders) for name in modules or filter(None, [node.module])]
+        elif isinstance(node, ast.Assign) and "pytest_plugins" in [
+            t.id for t in node.targets if isinstance(t, ast.Name)
+        ]:
+            texts = [part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)]
+            found += [(text, anywhere) for text in texts if isinstance(text, str)]
+    return found
 
 
 def _module_file(name: str, folders: Sequence[Path]) -> Path | None:
     parts = Path(*name.split("."))
     for folder in folders:
-        for candidate in (folder / parts.with_suffix(".py"), folder / parts / "__init__.py"):
+        for candidate in (folder / parts / "__init__.py", folder / parts.with_suffix(".py")):
             if candidate.is_file():
                 return candidate
     return None
@@ -127,18 +153,20 @@ def examine(files: Sequence[Path]) -> Registration:
 
 
 def _examine(files: Sequence[Path]) -> Registration:
-    tops = {file: Path(_git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve() for file in files}
+    tops = {
+        file: Path(_git(file.parent, "rev-parse", "--show-toplevel").removesuffix("\n")).resolve() for file in files
+    }
     main = tops[files[0]]
     head = _git(main, "rev-parse", "--verify", "--quiet", "HEAD", fails="").strip()
     blobs: dict[str, str] = {}
     changed: list[str] = []
     for top in dict.fromkeys(tops.values()):
         members = [file.relative_to(top).as_posix() for file in files if tops[file] == top]
-        committed = _tree_blobs(top, members) if head else {}
-        working = dict(
-            zip(members, _git(top, "hash-object", "--stdin-paths", stdin="\n".join(members)).split(), strict=True)
-        )
-        prefix = "" if top == main else f"{top.name}/"
+        committed = _tree_blobs(top, members)
+        # The names go as arguments: on standard input a line break or a quotation mark in one means something.
+        working = dict(zip(members, _git(top, "hash-object", "--", *members).split(), strict=True))
+        inside = top.relative_to(main).as_posix() if top.is_relative_to(main) else top.name
+        prefix = "" if top == main else f"{inside}/"
         blobs |= {prefix + name: blob for name, blob in working.items()}
         changed += [prefix + name for name in members if committed.get(name) != working[name]]
     if changed:
@@ -150,7 +178,7 @@ def _examine(files: Sequence[Path]) -> Registration:
             changed=tuple(changed),
         )
     own = [file.relative_to(main).as_posix() for file in files if tops[file] == main]
-    logged = _git(main, "log", "-1", "--format=%H%n%cI%n%P", "--", *own, fails="")
+    logged = _git(main, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%P", "--", *own, fails="")
     commit, committed_date, parents, *_ = [*logged.split("\n"), "", ""]
     known = {"head": head, "commit": commit, "committed": committed_date, "blobs": blobs}
     shallow = _git(main, "rev-parse", "--is-shallow-repository").strip() == "true"
@@ -163,8 +191,10 @@ def _examine(files: Sequence[Path]) -> Registration:
 
 
 def _tree_blobs(top: Path, members: Sequence[str]) -> dict[str, str]:
-    """Blob id in HEAD's tree by path."""
-    blobs = {}
+    """Blob id in HEAD's tree by path; none before the first commit."""
+    blobs: dict[str, str] = {}
+    if not _git(top, "rev-parse", "--verify", "--quiet", "HEAD", fails=""):
+        return blobs
     for entry in _git(top, "ls-tree", "-z", "HEAD", "--", *members).split("\0"):
         if entry:
             meta, path = entry.split("\t", 1)
@@ -172,20 +202,27 @@ def _tree_blobs(top: Path, members: Sequence[str]) -> dict[str, str]:
     return blobs
 
 
-def _git(folder: Path, *arguments: str, stdin: str = "", fails: str | None = None) -> str:
+def _git(folder: Path, *arguments: str, fails: str | None = None) -> str:
     """Standard output of a git command; its messages are never taken for data.
 
     Args:
         fails: what to give when git exits with an error; by default `_GitError` is raised.
     """
     environment = {key: value for key, value in os.environ.items() if key not in _SCRUBBED}
-    environment |= {"LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
+    # Replaced objects would show another history than the one that was committed.
+    environment |= {
+        "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_REPLACE_OBJECTS": "1",
+    }  # fmt: skip
     try:
         done = subprocess.run(
             ["git", "-c", "core.quotepath=off", "--literal-pathspecs", *arguments],
-            cwd=folder, env=environment, input=stdin, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
+            cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False,
+            # Paths are bytes to git, whatever the locale of this process.
+            encoding="utf-8", errors="surrogateescape",
         )  # fmt: skip
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if error.filename in (folder, str(folder)):
+            raise _GitError(f"there is no folder {folder.name}") from None
         raise _GitError("there is no git program") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _GitError(f"git did not answer: {error}") from None

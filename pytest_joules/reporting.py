@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 def status(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, str] | None:
     """Pytest's own category and letter, with the verdict as the word of verbose output."""
     properties = dict(getattr(report, "user_properties", ()))
-    word = str(properties["joules_verdict"]).upper()
-    if sure := properties.get("joules_robustness"):
-        word += f" ({sure})"
+    registration = properties.get("joules_registration", "registered")
+    about = [properties.get("joules_robustness"), registration if registration != "registered" else ""]
+    said = ", ".join(str(part) for part in about if part)
+    word = str(properties["joules_verdict"]).upper() + (f" ({said})" if said else "")
     if report.when == "call":
         return (report.outcome, "." if report.passed else "F", word) if report.outcome in ("passed", "failed") else None
     if report.when == "setup" and report.failed:
@@ -36,19 +37,22 @@ def status(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, 
     return None
 
 
-def summary(terminal: pytest.TerminalReporter, session: Session) -> None:
-    """The note of every suite measured in this session. Nothing in quiet mode."""
+def notes(session: Session, width: int = 80) -> Iterator[tuple[str, list[str]]]:
+    """Title and lines of the note of every suite measured in this session."""
+    for name, outcome in session.measured.items():
+        if outcome.stored is not None:
+            shown = lines.note(outcome.stored.run, list(outcome.verdicts.values()), width)
+            yield f"joules: {name}", [*shown, "", f"result: {_relative(outcome.stored.path, session)}"]
+
+
+def summary(terminal: pytest.TerminalReporter, found: Iterable[tuple[str, Sequence[str]]]) -> None:
+    """Write the notes. Nothing in quiet mode."""
     if terminal.config.get_verbosity() < 0:
         return
-    width = min(terminal._tw.fullwidth, 120)
-    for name, outcome in session.measured.items():
-        if outcome.stored is None:
-            continue
-        terminal.section(f"joules: {name}", sep="=")
-        for line in lines.note(outcome.stored.run, list(outcome.verdicts.values()), width):
+    for title, text in found:
+        terminal.section(title, sep="=")
+        for line in text:
             terminal.write_line(line)
-        terminal.write_line("")
-        terminal.write_line(f"result: {_relative(outcome.stored.path, session)}")
 
 
 def _relative(path: object, session: Session) -> str:
@@ -103,7 +107,7 @@ class _Watching(Silent):
 
     def _left(self) -> str:
         """Time left, from how long the windows so far took."""
-        if not self._done:
+        if not self._done or self._done == len(self._steps):
             return ""
         per_window = (time.monotonic() - self._begun) / self._done
         return f", about {duration(per_window * (len(self._steps) - self._done))} left"

@@ -198,7 +198,7 @@ class Session:
         self._measured: dict[str, Measured] = {}
         self._models: dict[tuple[str, str | None], ModelFile] = {}
         self._engines: dict[str, Engine] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
         self.store = store.Store(options.results)
 
     @functools.cached_property
@@ -284,15 +284,17 @@ class Session:
         collected = self._collected[name]
         suite = self.suite_of(collected)
         if suite.name not in self._measured:
+            stored = None
             try:
                 stored = self._measure(suite, hardware)
+                verdicts = self._judge_all(suite, stored)
             except Exception as error:  # whatever it is, it must not be measured into again by the next prediction
-                self._measured[suite.name] = Measured(None, error)
+                self._measured[suite.name] = Measured(stored, error)
             else:
-                self._measured[suite.name] = Measured(stored, None, self._judge_all(suite, stored))
+                self._measured[suite.name] = Measured(stored, None, verdicts)
         outcome = self._measured[suite.name]
         if outcome.error is not None:
-            raise self._shortened(suite.name, outcome.error)
+            raise self._shortened(suite.name, name, outcome.error)
         if outcome.stored is None:
             raise Void(f"suite {suite.name} has neither a run nor a reason")
         return from_run(outcome.stored.run)
@@ -300,10 +302,6 @@ class Session:
     def against(self, name: str) -> Sweep:
         """The latest complete run, on this machine, of the suite a prediction compares with."""
         other = self._collected[name].prediction.against
-        if other is None:
-            raise UsageError(
-                f"{name}: it takes 'against' but names no suite; write pytest.mark.joules(..., against='SUITE')"
-            )
         stored = self._stored_against(other)
         if stored is None:
             raise Unmeasured(
@@ -319,12 +317,12 @@ class Session:
         outcome = self._measured.get(self.suite_of(collected).name)
         return outcome.verdicts.get(name) if outcome else None
 
-    def _shortened(self, suite: str, error: Exception) -> Exception:
-        """The error itself once; afterwards one that points back to it. A skip keeps its reason: pytest folds equal ones."""
-        if suite in self._told and not isinstance(error, Unmeasured):
-            return JoulesError(f"suite {suite} was not measured: as above")
-        self._told.add(suite)
-        return error
+    def _shortened(self, suite: str, prediction: str, error: Exception) -> Exception:
+        """The error itself once; to other predictions one that points back to it. A skip keeps its reason: pytest folds equal ones."""
+        # A prediction that is tried again hears it in full again, because only its last try is shown.
+        if self._told.setdefault(suite, prediction) == prediction or isinstance(error, Unmeasured):
+            return error
+        return JoulesError(f"suite {suite} was not measured: as above")
 
     def _on_suite(self, suite: Suite) -> list[Collected]:
         return [c for c in self._collected.values() if self.suite_of(c).name == suite.name]

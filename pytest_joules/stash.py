@@ -1,4 +1,4 @@
-"""Where the plugin keeps its one object in pytest's configuration."""
+"""Where the plugin keeps its objects in pytest's configuration."""
 
 from __future__ import annotations
 
@@ -10,3 +10,6 @@ if TYPE_CHECKING:
     from pytest_joules.collecting import Collector
 
 COLLECTOR: pytest.StashKey[Collector] = pytest.StashKey()
+
+WORKERS_NOTES: pytest.StashKey[list[tuple[str, list[str]]]] = pytest.StashKey()
+"""Title and lines of what the workers of pytest-xdist measured."""

@@ -11,11 +11,14 @@ All JSON is strict: NaN and infinity are refused. A file appears whole or not at
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import glob
 import gzip
 import importlib.metadata
 import json
 import os
+import re
 import secrets
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -150,32 +153,40 @@ class Store:
         path = folder / f"{run.run_id}.json"
         _write_new(path, (_strict(_RUN.dump_python(run, mode="json"), indent=1) + "\n").encode())
         machine_file = folder.parent / "machine.json"
-        if not machine_file.exists():
+        with contextlib.suppress(FileExistsError):
             _write_new(machine_file, (_strict(run.machine, indent=1) + "\n").encode())
         return StoredRun(run, path)
 
     def append_verdicts(self, stored: StoredRun, verdicts: Sequence[Verdict]) -> None:
         """Add verdicts beside their run; earlier ones stay."""
-        with stored.verdicts_path.open("a", encoding="utf-8") as file:
-            for verdict in verdicts:
-                file.write(_strict(_VERDICT.dump_python(verdict, mode="json")) + "\n")
+        lines = [_strict(_VERDICT.dump_python(verdict, mode="json")) + "\n" for verdict in verdicts]
+        with stored.verdicts_path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    # A line that a crash cut off must not swallow the next one.
+                    file.write(b"\n")
+            file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
 
     def runs(self, machine_slug: str | None = None, suite: str | None = None) -> Iterator[StoredRun]:
         """Stored runs, oldest first. Files that are no run of a known format are passed over by name only."""
-        pattern = f"{machine_slug or '*'}/{suite or '*'}/*.json"
-        for path in sorted(self.folder.glob(pattern), key=lambda p: p.name):
+        for path in self._paths(machine_slug, suite):
             yield load(path)
 
     def latest(self, machine_slug: str | None, suite: str | None) -> StoredRun | None:
         """The newest complete run; `None` when there is none."""
-        pattern = f"{machine_slug or '*'}/{suite or '*'}/*.json"
-        for path in sorted(self.folder.glob(pattern), key=lambda p: p.name, reverse=True):
+        for path in reversed(self._paths(machine_slug, suite)):
             stored = load(path)
             if stored.run.complete:
                 return stored
         return None
+
+    def _paths(self, machine_slug: str | None, suite: str | None) -> list[Path]:
+        """Files of runs, oldest first."""
+        machine, name = (glob.escape(part) if part else "*" for part in (machine_slug, suite))
+        return sorted(self.folder.glob(f"{machine}/{name}/*.json"), key=lambda path: path.name)
 
 
 def load(path: Path) -> StoredRun:
@@ -186,7 +197,7 @@ def load(path: Path) -> StoredRun:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        version = json.loads(text).get("schema_version")
+        version = json.loads(text, parse_constant=_no_figure).get("schema_version")
     except (OSError, ValueError, AttributeError) as error:
         raise UsageError(f"{path}: is no stored run: {error}") from None
     if version != SCHEMA_VERSION:
@@ -194,16 +205,25 @@ def load(path: Path) -> StoredRun:
     try:
         return StoredRun(_RUN.validate_json(text), path)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{path}: is no stored run: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise UsageError(f"{path}: is no stored run: {_first(error)}") from None
 
 
 def load_verdicts(stored: StoredRun) -> list[Verdict]:
     """Every verdict given on a run, oldest first."""
     if not stored.verdicts_path.exists():
         return []
-    lines = stored.verdicts_path.read_text(encoding="utf-8").splitlines()
-    return [_VERDICT.validate_json(line) for line in lines if line.strip()]
+    found = []
+    # Not splitlines(): characters that end a line there stand unescaped in JSON.
+    for number, line in enumerate(stored.verdicts_path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            json.loads(line)
+        except ValueError:
+            continue  # empty, or cut off by a crash before the verdict was given
+        try:
+            found.append(_VERDICT.validate_json(line))
+        except ValidationError as error:
+            raise UsageError(f"{stored.verdicts_path}:{number}: is no verdict: {_first(error)}") from None
+    return found
 
 
 def load_samples(stored: StoredRun) -> list[Sample]:
@@ -222,11 +242,22 @@ def _sample(sample: Sample, counters: Container[str]) -> dict[str, Any]:
     return {"rail": sample.rail, "mono": round(sample.mono, 6), unit: round(sample.value, 6)}
 
 
+def _first(error: ValidationError) -> str:
+    fault = error.errors()[0]
+    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+
+
+def _no_figure(name: str) -> None:
+    raise ValueError(f"it holds {name}")
+
+
 def _strict(record: Any, indent: int | None = None) -> str:
-    home = str(Path.home())
     text = json.dumps(record, allow_nan=False, ensure_ascii=False, indent=indent)
-    # A home folder names its owner; no result may.
-    return text.replace(json.dumps(home, ensure_ascii=False)[1:-1], "~") if len(home) > 1 else text
+    # A home folder names its owner; no result may. Longer names that only begin like it are other folders.
+    for home in {str(Path.home()), str(Path.home().resolve())}:
+        if len(home) > 1:
+            text = re.sub(re.escape(json.dumps(home, ensure_ascii=False)[1:-1]) + r"(?![\w-]|\.\w)", "~", text)
+    return text
 
 
 def _write_new(path: Path, content: bytes) -> None:

@@ -111,10 +111,18 @@ class Column(Mapping[Key, float]):
         self._reads.metrics.add(self._metric)
         self._reads.spread |= self._of_spread
         try:
-            return cell.spread(self._metric) if self._of_spread else cell.mean(self._metric)
+            figure = cell.spread(self._metric) if self._of_spread else cell.mean(self._metric)
         except Void as void:
             self._reads.void.append(str(void))
             raise
+        if not math.isfinite(figure):
+            # Every comparison with NaN is false, which would look like a refutation.
+            raise ValueError(f"{self._metric} at {label(cell.condition)} is {figure}, which is no figure")
+        return figure
+
+    def __contains__(self, key: object) -> bool:
+        # The inherited one reads the figure, so that a void cell would spoil a claim that only asks for it.
+        return key in self._cells
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._cells)
@@ -334,7 +342,7 @@ class Sweep(_Metrics):
                     figures.append(f"{cell.mean(metric):.4g}")
                 except Void:
                     figures.append("void")
-            rows.append([*cell.condition.values(), *figures])
+            rows.append([*(cell.condition[axis] for axis in self.axes), *figures])
         heading = " ".join(
             part for part in (self.about.suite, self.about.basis, self.about.scope, self.about.run_id) if part
         )
@@ -370,7 +378,7 @@ def from_run(run: Run) -> Sweep:
 
 
 def _hashable(condition: Condition) -> tuple[tuple[str, str], ...]:
-    return tuple((axis, repr(value)) for axis, value in condition.items())
+    return tuple(sorted((axis, repr(value)) for axis, value in condition.items()))
 
 
 def _cell(condition: Condition, windows: list[Window], run: Run) -> Cell:

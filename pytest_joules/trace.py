@@ -41,12 +41,16 @@ OVER_LIMIT = 1.2
 """Power above this multiple of the rail's own limit is no reading."""
 ABSURD_W = 100e3
 """Without a stated limit, power above this is no reading: all ones in a 32-bit milliwatt field are 4.3 MW."""
-OVER_TYPICAL, LEAST_CEILING_W = 20.0, 1000.0
+OVER_TYPICAL, LEAST_CEILING_W = 20.0, 5000.0
 """Without a stated limit, a counter may rise at this multiple of its typical power, or at this power if that is more."""
 DROPOUT_RUN, DROPOUT_SHARE = 2, 0.10
 """At most so many zeros in a row, and at most this share of all readings, are dropouts; more of them is a resting rail."""
 STAIRS = 1.2
 """Readings per update from which on the readings are stairs."""
+FEW_LEVELS = 4
+"""With fewer different readings than this, they are plateaus of the power and say nothing about the sensor."""
+CONFIRMS = 1.5
+"""A refresh period seen within this factor of the stated one confirms it: readings that are equal by chance stretch it."""
 REGULAR_SHARE = 0.8
 """Share of the changes that must keep step with one period for it to be the sensor's."""
 TILED = 1.1
@@ -99,7 +103,9 @@ class Readings:
         """These readings less the bad ones, which are remembered as `what`."""
         if not bad.any():
             return self
-        return replace(self, mono=self.mono[~bad], value=self.value[~bad], mended=(*self.mended, Mended(what, self.mono[bad])))
+        return replace(
+            self, mono=self.mono[~bad], value=self.value[~bad], mended=(*self.mended, Mended(what, self.mono[bad]))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +205,11 @@ def refresh_period(mono: Floats, value: Floats, *, counter: bool = False) -> flo
         `None` when it cannot be told: the sensor is read as fast as it refreshes or slower, there are too few changes,
         or the readings are so coarse that standing still may be rounding.
     """
-    changed = np.flatnonzero(np.diff(value) != 0) + 1
+    changed = np.flatnonzero(_moved(value)) + 1
     if len(changed) < 6:
         return None
     jumps = np.abs(np.diff(value))[changed - 1]
-    if not counter and np.median(jumps) < 3.0 * quantum(value):
+    if not counter and (len(_levels(value)) < FEW_LEVELS or np.median(jumps) < 3.0 * quantum(value)):
         return None
     spacing, polls = np.diff(mono[changed]), np.diff(changed)
     usual = spacing <= 2.5 * np.median(spacing)
@@ -215,15 +221,14 @@ def refresh_period(mono: Floats, value: Floats, *, counter: bool = False) -> flo
 
 
 def quantum(value: Floats) -> float:
-    """The step to which readings are rounded: the smallest difference seen, or by the digits of one that never changes."""
+    """The step to which readings are rounded: the smallest difference seen, or by their digits where there are few levels."""
     if len(value) == 0:
         return 0.0
-    levels = np.unique(np.round(value, 9))
-    if len(levels) > 1:
+    levels = _levels(value)
+    if len(levels) >= FEW_LEVELS:
         return float(np.diff(levels).min())
-    level = abs(float(levels[0]))
-    # One that shows only whole watts may still be finer; no sensor of two digits is coarser than this.
-    return min(10.0 ** -_decimals(level), 0.02 * level)
+    # Readings of whole watts may still be finer; no sensor is coarser than its second digit.
+    return min(min(10.0 ** -_decimals(float(level)), 0.02 * abs(float(level))) for level in levels)
 
 
 def frozen(mono: Floats, value: Floats) -> bool:
@@ -232,6 +237,17 @@ def frozen(mono: Floats, value: Floats) -> bool:
         return False
     level, decimals = abs(float(value[0])), _decimals(float(value[0]))
     return decimals >= 2 and 10.0**-decimals < 1e-3 * level
+
+
+def _levels(value: Floats) -> Floats:
+    """The different readings there are."""
+    return np.unique(np.round(value, 9))
+
+
+def _moved(value: Floats) -> Mask:
+    """(n - 1,) whether a reading differs from the one before by more than arithmetic does."""
+    step = np.abs(np.diff(value))
+    return np.asarray(step > 1e-12 * np.abs(value).max(initial=0.0))
 
 
 def _decimals(number: float) -> int:
@@ -244,7 +260,9 @@ def _decimals(number: float) -> int:
 
 def clean(mono: Floats, value: Floats) -> Readings:
     """Sort by arrival time; drop what is not finite, and all but the first reading of a time."""
-    readings = Readings(mono, value).without(~(np.isfinite(mono) & np.isfinite(value)), "reading that is no number dropped")
+    readings = Readings(mono, value).without(
+        ~(np.isfinite(mono) & np.isfinite(value)), "reading that is no number dropped"
+    )
     late = readings.mono < np.maximum.accumulate(readings.mono) if len(readings.mono) else np.zeros(0, dtype=bool)
     if late.any():
         order = np.argsort(readings.mono, kind="stable")
@@ -270,7 +288,7 @@ def _dropouts(power_w: Floats, rail: Rail) -> Mask:
     """Which zeros are dropouts: rare, and between two readings of a busy rail."""
     zero = power_w == 0
     none = np.zeros(power_w.shape, dtype=bool)
-    if not zero.any() or zero.sum() > max(1.0, DROPOUT_SHARE * len(zero)):
+    if zero.all() or not zero.any() or zero.sum() > max(1.0, DROPOUT_SHARE * len(zero)):
         return none
     live = np.flatnonzero(~zero)
     at = np.flatnonzero(zero)
@@ -464,18 +482,25 @@ def find_updates(rail: Rail, readings: Readings) -> Updates:
         return Updates(t, v, 0.0, rail.refresh_s or 0.0)
     counter = rail.kind == "counter"
     poll_s = float(np.median(np.diff(t)))
-    refresh_s = refresh_period(t, v, counter=counter) or rail.refresh_s
+    refresh_s = _refresh_s(rail, refresh_period(t, v, counter=counter))
     if refresh_s is not None and refresh_s >= STAIRS * poll_s:
         mono, value = _risers(t, v, refresh_s, fill=not counter)
         blur_s = poll_s / 2
     else:
-        moved = np.concatenate(([True], np.diff(v) != 0)) if counter else np.ones(t.shape, dtype=bool)
+        moved = np.concatenate(([True], _moved(v))) if counter else np.ones(t.shape, dtype=bool)
         age_s, blur_s = _age(rail, refresh_s, poll_s)
         mono, value = t[moved] - age_s, v[moved]
     period_s = float(np.median(np.diff(mono))) if len(mono) > 1 else 0.0
     if rail.kind == "moving_average" and _method(rail, period_s) == "points":
         mono = mono - (rail.averaging_s or 0.0) / 2
     return Updates(mono, value, period_s, blur_s)
+
+
+def _refresh_s(rail: Rail, seen_s: float | None) -> float | None:
+    """The refresh period to go by: what was seen, unless it does no more than confirm what the rail states."""
+    if seen_s is None or rail.refresh_s is None:
+        return seen_s or rail.refresh_s
+    return rail.refresh_s if 1 / CONFIRMS <= seen_s / rail.refresh_s <= CONFIRMS else seen_s
 
 
 def _age(rail: Rail, refresh_s: float | None, poll_s: float) -> tuple[float, float]:
@@ -492,7 +517,7 @@ def _risers(t: Floats, v: Floats, refresh_s: float, *, fill: bool) -> tuple[Floa
 
     With `fill`, a run longer than the refresh period holds further updates to the same value. A counter has none.
     """
-    first = np.concatenate(([0], np.flatnonzero(np.diff(v) != 0) + 1))
+    first = np.concatenate(([0], np.flatnonzero(_moved(v)) + 1))
     at = t[first].copy()
     at[1:] = (t[first[1:] - 1] + t[first[1:]]) / 2
     if len(at) > 1:
@@ -532,6 +557,8 @@ def _smeared(rail: Rail, period_s: float) -> bool:
 def _estimate(rail: Rail, updates: Updates, start: float, end: float, time_error_s: float) -> _Estimate:
     if not updates.inside(start, end).any():
         raise _RefusedError("the window is too short for this sensor: it did not update within it")
+    if len(updates.mono) < 2:
+        raise _RefusedError("one reading is not enough")
     if _smeared(rail, updates.period_s) and end - start < (rail.averaging_s or 0.0):
         raise _RefusedError(f"the window is shorter than the sensor's averaging time of {rail.averaging_s:g} s")
     method = _method(rail, updates.period_s)
@@ -540,31 +567,86 @@ def _estimate(rail: Rail, updates: Updates, start: float, end: float, time_error
     if method == "points":
         return _points(rail, updates, start, end, time_error_s)
     if rail.kind == "counter":
-        return _knots(updates.mono, updates.value, 0.0, start, end, time_error_s)
+        return _between_knots(updates.mono, updates.value, start, end, time_error_s, one_by_one=True)
     reach_s = np.diff(updates.mono, prepend=updates.mono[0] - updates.period_s)
     mono = np.concatenate(([updates.mono[0] - reach_s[0]], updates.mono))
     total_j = np.concatenate(([0.0], np.cumsum(updates.value * reach_s)))
-    return _knots(mono, total_j, _rounding_w(updates, start, end), start, end, time_error_s)
+    found = _between_knots(mono, total_j, start, end, time_error_s, one_by_one=False)
+    # An update that is misdated moves the border between two means, wherever it is.
+    steps_w = np.diff(updates.value[updates.inside(start, end)])
+    misdated_j = updates.blur_s * float(np.linalg.norm(steps_w))
+    return replace(found, halves_j=(*found.halves_j, misdated_j, (end - start) * _rounding_w(updates, start, end)))
 
 
 def _points(rail: Rail, updates: Updates, start: float, end: float, time_error_s: float) -> _Estimate:
     """Trapezoids over the updates inside; from the outermost of them to the edges their power holds."""
     inside = updates.inside(start, end)
     t, v = updates.mono[inside], updates.value[inside]
-    grid, power_w = np.concatenate(([start], t, [end])), np.concatenate((v[:1], v, v[-1:]))
-    spacing = np.diff(grid)
-    joules = float(np.sum(spacing * (power_w[1:] + power_w[:-1]) / 2))
-    scatter_w, factor = _scatter(t, v)
-    unseen = 1.0 - _seen_share(rail, updates.period_s)
+    before_w, after_w = updates.value[updates.mono < start][-1:], updates.value[updates.mono > end][:1]
+    spacing = np.diff(np.concatenate(([start], t, [end])))
     if _smeared(rail, updates.period_s):
         time_error_s += (rail.averaging_s or 0.0) / 2
     halves_j = (
-        factor * scatter_w * float(np.sqrt(np.sum(spacing**2) * unseen)),
+        _sampling_j(spacing, v) * float(np.sqrt(1.0 - _seen_share(rail, updates.period_s))),
         (end - start) * _rounding_w(updates, start, end),
-        _point_edge_j(updates.value[updates.mono < start][-1:], float(v[0]), float(spacing[0]), time_error_s),
-        _point_edge_j(updates.value[updates.mono > end][:1], float(v[-1]), float(spacing[-1]), time_error_s),
+        _hidden_j(before_w, float(v[0]), float(spacing[0])),
+        _hidden_j(after_w, float(v[-1]), float(spacing[-1])),
+        _swing_w(updates.mono, updates.value, start, time_error_s) * time_error_s,
+        _swing_w(updates.mono, updates.value, end, time_error_s) * time_error_s,
     )
-    return _Estimate(joules, halves_j)
+    first = int(_from_outside(before_w, v[:2], float(spacing[0]), updates.blur_s))
+    last = len(v) - int(_from_outside(after_w, v[:-3:-1], float(spacing[-1]), updates.blur_s))
+    grid = np.concatenate(([start], t[first:last], [end]))
+    power_w = np.concatenate((v[first : first + 1], v[first:last], v[last - 1 : last]))
+    return _Estimate(float(np.sum(np.diff(grid) * (power_w[1:] + power_w[:-1]) / 2)), halves_j)
+
+
+def _from_outside(outside_w: Floats, inner_w: Floats, hidden_s: float, blur_s: float) -> bool:
+    """Whether the outermost reading inside was taken outside: it may have been, and it is like the one there."""
+    if hidden_s > blur_s or len(outside_w) == 0 or len(inner_w) < 2:
+        return False
+    return bool(abs(inner_w[0] - outside_w[0]) < abs(inner_w[0] - inner_w[1]))
+
+
+def _hidden_j(outside_w: Floats, inner_w: float, hidden_s: float) -> float:
+    """Half-width at one edge, because a step may lie anywhere between it and the first reading inside.
+
+    Args:
+        outside_w: the nearest reading outside, or nothing. With none, what was hidden may have been anything.
+        inner_w: the nearest reading inside.
+        hidden_s: from the edge to the nearest reading inside.
+    """
+    return ANYWHERE * hidden_s * (abs(float(outside_w[0]) - inner_w) if len(outside_w) else inner_w)
+
+
+def _swing_w(t: Floats, power_w: Floats, when: float, within_s: float) -> float:
+    """By how much the power changes about a moment: over the readings that may be of it, and one more on either side."""
+    first = max(int(np.searchsorted(t, when - within_s)) - 1, 0)
+    last = int(np.searchsorted(t, when + within_s, side="right")) + 1
+    near_w = power_w[first:last]
+    return float(np.ptp(near_w)) if len(near_w) else 0.0
+
+
+def _sampling_j(spacing_s: Floats, power_w: Floats) -> float:
+    """Half-width of the trapezoids' energy because the power is seen only now and then.
+
+    Between two readings that differ lies a step that may be anywhere between them. Beside that, noise is what turns
+    back at the next reading: the product of neighbouring changes is minus its variance.
+
+    Args:
+        spacing_s: (n + 1,) from the start over the readings to the end.
+        power_w: (n,) readings.
+    """
+    change_w = np.diff(power_w)
+    steps_j2 = float(np.sum((change_w * spacing_s[1:-1]) ** 2)) / 12.0
+    holds_s2 = ((spacing_s[1:] + spacing_s[:-1]) / 2) ** 2
+    free = len(power_w) - 2
+    if free < 1:
+        return 2.0 * float(np.sqrt(steps_j2))
+    turns_j2 = float(np.sum(-change_w[1:] * change_w[:-1] * holds_s2[1:-1])) * float(
+        holds_s2.sum() / holds_s2[1:-1].sum()
+    )
+    return _student(free) * float(np.sqrt(max(turns_j2, 0.0) + steps_j2))
 
 
 def _seen_share(rail: Rail, period_s: float) -> float:
@@ -572,53 +654,65 @@ def _seen_share(rail: Rail, period_s: float) -> float:
     return min(1.0, (rail.averaging_s or 0.0) / period_s) if rail.kind == "moving_average" and period_s else 0.0
 
 
-def _point_edge_j(outside_w: Floats, inner_w: float, hidden_s: float, time_error_s: float) -> float:
-    """Half-width at one edge: a step may lie anywhere up to the first reading inside, and that may be dated wrongly.
+@dataclass(frozen=True, slots=True)
+class _Knots:
+    """A cumulative energy known at (n,) times, and the (n - 1,) mean powers between them.
 
-    Args:
-        outside_w: the nearest reading outside, or nothing. With none, what was hidden may have been anything.
-        inner_w: the nearest reading inside.
-        hidden_s: from the edge to the reading inside.
-        time_error_s: how far the times of the readings may be off.
+    Attributes:
+        scatter_w: 95 % half-width of one such power about its neighbours.
+        time_error_s: how far the times may be off.
+        one_by_one: each time may be off on its own, as those of a counter's readings; else all together.
     """
-    if len(outside_w) == 0:
-        return ANYWHERE * inner_w * hidden_s
-    step_w = abs(float(outside_w[0]) - inner_w)
-    return float(np.hypot(ANYWHERE * step_w * hidden_s, step_w * time_error_s))
+
+    mono: Floats
+    total_j: Floats
+    power_w: Floats
+    scatter_w: float
+    time_error_s: float
+    one_by_one: bool
+
+    def at(self, when: float, inner: float) -> tuple[float, float]:
+        """Energy up to a moment, and its half-width. `inner` is 1 where the window lies after the moment, else 0."""
+        k = int(np.clip(np.searchsorted(self.mono, when, side="right") - 1, 0, len(self.power_w) - 1))
+        width_s, mean_w = float(self.mono[k + 1] - self.mono[k]), float(self.power_w[k])
+        share = (when - float(self.mono[k])) / width_s
+        if not 0 <= share <= 1:
+            beyond_s = width_s * (max(share - 1, 0.0) - min(share, 0.0))
+            return float(self.total_j[k]) + share * width_s * mean_w, ANYWHERE * mean_w * beyond_s
+        before_w, after_w = float(self.power_w[max(k - 1, 0)]), float(self.power_w[min(k + 1, len(self.power_w) - 1)])
+        stepped_w = _step_share(before_w, mean_w, after_w, share)
+        # Without a step, what is not seen is a walk tied at both ends of the period; with one, the share inside the
+        # window is only as well known as the power of the neighbour there.
+        inside = abs(inner - share)
+        loose = share * (1 - share) if abs(after_w - before_w) <= self.scatter_w else inside + inside**2
+        halves_j = (
+            width_s * (stepped_w - share * mean_w),
+            width_s * float(np.hypot(self.scatter_w, 2 * UNSEEN_SHARE * mean_w) * np.sqrt(loose)),
+            self._misdated_j(when, width_s, mean_w),
+        )
+        return float(self.total_j[k]) + width_s * stepped_w, float(np.linalg.norm(halves_j))
+
+    def _misdated_j(self, when: float, width_s: float, mean_w: float) -> float:
+        middle = (self.mono[1:] + self.mono[:-1]) / 2
+        together_j = _swing_w(middle, self.power_w, when, max(self.time_error_s, width_s / 2)) * self.time_error_s
+        if not self.one_by_one:
+            return together_j
+        # Misdated knots make neighbouring powers scatter: the variance of a third difference is 5, of `_scatter` 1.5.
+        seen_j = self.scatter_w * width_s * (1.5 / 5.0) ** 0.5
+        return float(np.hypot(together_j, min(mean_w * self.time_error_s, seen_j)))
 
 
-def _knots(t: Floats, total_j: Floats, rounding_w: float, start: float, end: float, time_error_s: float) -> _Estimate:
+def _between_knots(
+    t: Floats, total_j: Floats, start: float, end: float, time_error_s: float, *, one_by_one: bool
+) -> _Estimate:
     """Difference at both edges of a cumulative energy that is known at (n,) times."""
-    if len(t) < 2:
-        raise _RefusedError("the window is too short for this sensor: it updated once")
     power_w = np.diff(total_j) / np.diff(t)
-    middle = (t[1:] + t[:-1]) / 2
     whole = (t[:-1] >= start) & (t[1:] <= end)
-    scatter_w, factor = _scatter(middle[whole], power_w[whole])
-    from_j, from_half_j = _edge(t, total_j, start, 1.0, factor * scatter_w, time_error_s)
-    to_j, to_half_j = _edge(t, total_j, end, 0.0, factor * scatter_w, time_error_s)
-    return _Estimate(to_j - from_j, (from_half_j, to_half_j, (end - start) * rounding_w))
-
-
-def _edge(t: Floats, total_j: Floats, when: float, inner: float, scatter_w: float, time_error_s: float) -> tuple[float, float]:
-    """Cumulative energy at one moment, and its half-width. `inner` is 1 where the window lies after the moment, else 0."""
-    power_w = np.diff(total_j) / np.diff(t)
-    k = int(np.clip(np.searchsorted(t, when, side="right") - 1, 0, len(power_w) - 1))
-    width_s, share = float(t[k + 1] - t[k]), float((when - t[k]) / (t[k + 1] - t[k]))
-    mean_w = float(power_w[k])
-    if not 0 <= share <= 1:
-        beyond_s = width_s * (max(share - 1, 0.0) - min(share, 0.0))
-        return float(total_j[k] + share * width_s * mean_w), ANYWHERE * mean_w * beyond_s
-    around_w = power_w[max(k - 1, 0) : k + 2]
-    before_w, after_w = float(around_w[0]), float(around_w[-1])
-    stepped_w = _step_share(before_w, mean_w, after_w, share)
-    # Without a step, what is not seen is a walk tied at both ends of the period; with one, the share inside the window is
-    # only as well known as the power of the neighbour there.
-    inside = abs(inner - share)
-    loose = share * (1 - share) if abs(after_w - before_w) <= scatter_w else inside + inside**2
-    parts_w = (stepped_w - share * mean_w, float(np.hypot(scatter_w, 2 * UNSEEN_SHARE * mean_w)) * loose**0.5)
-    half_j = float(np.linalg.norm((width_s * parts_w[0], width_s * parts_w[1], np.ptp(around_w) * time_error_s)))
-    return float(total_j[k]) + width_s * stepped_w, half_j
+    scatter_w, factor = _scatter(((t[1:] + t[:-1]) / 2)[whole], power_w[whole])
+    knots = _Knots(t, total_j, power_w, factor * scatter_w, time_error_s, one_by_one)
+    from_j, from_half_j = knots.at(start, 1.0)
+    to_j, to_half_j = knots.at(end, 0.0)
+    return _Estimate(to_j - from_j, (from_half_j, to_half_j))
 
 
 def _step_share(before_w: float, mean_w: float, after_w: float, share: float) -> float:
@@ -627,8 +721,9 @@ def _step_share(before_w: float, mean_w: float, after_w: float, share: float) ->
     The mean of the period says where the step is. Where it lies outside the two levels there was more than a step, and
     what there was is split as a step at `share` would be.
     """
-    if min(before_w, after_w) < mean_w < max(before_w, after_w):
-        step_at = (after_w - mean_w) / (after_w - before_w)
+    low_w, high_w = sorted((before_w, after_w))
+    if low_w < high_w and low_w - 1e-9 * high_w <= mean_w <= high_w * (1 + 1e-9):
+        step_at = min(max((after_w - mean_w) / (after_w - before_w), 0.0), 1.0)
         return before_w * min(share, step_at) + after_w * max(share - step_at, 0.0)
     split_w = before_w * share + after_w * (1 - share)
     return mean_w * before_w * share / split_w if split_w > 0 else mean_w * share
@@ -650,17 +745,25 @@ def _tiles(rail: Rail, updates: Updates, start: float, end: float, time_error_s:
     joules = tile_s * float(mean_w(tops).sum()) + left_s * middle_w
     inside = updates.inside(start + tile_s, end)
     scatter_w = float(np.std(updates.value[inside])) if inside.sum() > 2 else middle_w
-    # The kink at the end of a smeared step is cut by up to a quarter of a refresh period.
+    # A step at an edge is smeared over one tile after it.
+    into_w = _swing_w(updates.mono, updates.value, start + tile_s / 2, tile_s / 2 + time_error_s)
+    reaches = updates.mono[-1] > end + tile_s / 2
+    out_of_w = (
+        _swing_w(updates.mono, updates.value, end + tile_s / 2, tile_s / 2 + time_error_s) if reaches else middle_w
+    )
+    # The kink at the end of a smear is cut by up to a quarter of a refresh period.
     shift_s = time_error_s + updates.period_s / 4
-    missing_s = max(0.0, end - updates.mono[-1])
-    into_w = abs(middle_w - float(mean_w(start)))
-    out_of_w = abs(middle_w - float(mean_w(end + tile_s))) if updates.mono[-1] > end + tile_s / 2 else middle_w
+    # A tile is read between two updates, each of which may be misdated.
+    moves_w = np.diff(updates.value[inside])
+    between = float(np.hypot(updates.blur_s / updates.period_s, 0.25)) if updates.period_s else 1.0
+    read_w = 2 / 3**0.5 * between * float(np.sqrt(np.mean(moves_w**2))) if len(moves_w) else 0.0
     halves_j = (
+        read_w * tile_s * tiles**0.5,
         _unseen_j(2 * scatter_w, middle_w, tile_s, left_s / tile_s),
         into_w * shift_s,
         out_of_w * shift_s,
         into_w * AVERAGING_SHARE * tile_s,
-        middle_w * missing_s,
+        middle_w * max(0.0, end - float(updates.mono[-1])),
         window_s * _rounding_w(updates, start, end),
     )
     return _Estimate(joules, halves_j)
@@ -678,9 +781,12 @@ def _scatter(t: Floats, power_w: Floats) -> tuple[float, float]:
     ahead = (t[2:] - t[1:-1]) / (t[2:] - t[:-2])
     off_w = power_w[1:-1] - (ahead * power_w[:-2] + (1 - ahead) * power_w[2:])
     scatter_w = float(np.sqrt(np.mean(off_w**2 / (1 + ahead**2 + (1 - ahead) ** 2))))
-    free = len(off_w)
-    # Student's t at 97.5 %, by its expansion in the degrees of freedom.
-    return scatter_w, 1.96 + 2.37 / free + 2.82 / free**2 + 2.56 / free**3
+    return scatter_w, _student(len(off_w))
+
+
+def _student(free: int) -> float:
+    """Student's t at 97.5 %, by its expansion in the degrees of freedom."""
+    return 1.96 + 2.37 / free + 2.82 / free**2 + 2.56 / free**3
 
 
 def _rounding_w(updates: Updates, start: float, end: float) -> float:

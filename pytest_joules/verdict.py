@@ -24,6 +24,7 @@ from pytest_joules.sweep import Cell, Sweep
 TABLES = 2000
 AGREE_FOR_CLEAR = 0.95
 LEAST_SD = 0.01
+_FARTHEST_LOG = 50.0
 _PRIMARY = ("energy_per_token_mj", "tokens_per_s")
 """The two independent figures; every other metric is a product of their powers."""
 
@@ -137,7 +138,8 @@ class _Perturbed:
             noise = pooled_noise(sweep, metric) or Noise(LEAST_SD, 1, (0.0, 0.0))
             t = rng.standard_t(noise.dof, size=(TABLES, count))
             common = rng.uniform(*noise.common, size=(TABLES, 1)) if noise.common[1] > noise.common[0] else 0.0
-            self._logs[metric] = t * noise.sd / math.sqrt(passes) + common
+            # With one degree of freedom t has no bounds, and exp of it no finite value.
+            self._logs[metric] = np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
         # Edges and lag err differently in every window, the meter's gain alike in all.
         for half_widths, columns in (
             ([c.half_width for c in cells], count),

@@ -38,6 +38,16 @@ CONTEXT_STEP = 256
 """llama.cpp pads the context of a slot to a multiple of this."""
 
 _START_ATTEMPTS = 3
+_SHORT_S = 30.0
+"""How long an answer may take that costs the server nothing."""
+_DYING_S = 1.0
+"""How long a server that dropped a request may take to show whether it died."""
+_MOST = 1e15
+"""No count or time of an answer is larger; `1e999` is valid JSON and infinite."""
+_OTHERS_S = 1.0
+"""After one request of a round has failed, how long the others may take to show whether they fail too."""
+_FITTED = re.compile(r"(?:params_fit|fit_params)\w*: (?:.*reduced from|set to use) .*")
+_DRAFT_REFUSED = re.compile(r".*(?:draft model .*must .*match|failed to load draft model|draft model .*incompatible).*")
 _PORT_TAKEN = re.compile(r"couldn.t bind|address already in use|failed to bind", re.IGNORECASE)
 _T = TypeVar("_T")
 
@@ -55,7 +65,9 @@ def locate(where: str | None) -> Path:
     """
     named = where or os.environ.get("JOULES_LLAMA_SERVER")
     if named:
-        found = shutil.which(Path(named).expanduser())
+        program = Path(named).expanduser()
+        # A bare name is looked up on PATH; anything with a folder in it, `./llama-server` too, is a place.
+        found = shutil.which(program.absolute() if os.sep in named else program)
         if found is None:
             raise Unmeasured(f"llama-server: {named} is no program that can be run; give its path with --joules-server")
         return Path(found)
@@ -124,10 +136,12 @@ class LlamaServerEngine:
     @functools.cached_property
     def flags(self) -> frozenset[str]:
         """What this build can be told."""
-        flags = parse_flags(self._ask("--help"))
+        text = self._ask("--help")
+        flags = parse_flags(text)
         if "--port" not in flags:
             raise EngineError(
-                f"llama-server: {self._program.name} --help does not look like llama-server's; give the right program with --joules-server"
+                f"llama-server: {self._program.name} --help does not look like llama-server's ({one_line(text, 120) or 'it said nothing'}); "
+                "give the right program with --joules-server"
             )
         return flags
 
@@ -144,7 +158,7 @@ class LlamaServerEngine:
                 f"llama-server: {self._program.name} {question} died of signal {-done.returncode}: it was likely built for another processor; "
                 f"{one_line(done.stderr)}"
             )
-        return done.stdout + done.stderr
+        return f"{done.stdout}\n{done.stderr}"
 
     def facts(self) -> Mapping[str, Any]:
         """Build, commit and digest of the program."""
@@ -210,7 +224,7 @@ class LlamaServerEngine:
     def _arguments(self, setting: Setting, model: ModelFile, draft: ModelFile | None) -> tuple[list[str], list[str]]:
         """Command line for a setting, and what this build cannot be told."""
         server = setting.server
-        per_slot = -(-server.context_per_slot // CONTEXT_STEP) * CONTEXT_STEP
+        per_slot = padded(server.context_per_slot)
         deviations = []
         if per_slot != server.context_per_slot:
             deviations.append(f"context_per_slot {server.context_per_slot} is padded to {per_slot} by the server")
@@ -285,28 +299,42 @@ class LlamaServer:
         """
         props = self._connection.get_json("/props")
         asked = self._setting.server
-        slots = props.get("total_slots")
-        context = (props.get("default_generation_settings") or {}).get("n_ctx")
+        settings = props.get("default_generation_settings")
+        slots = _count(props.get("total_slots"))
+        context = _count(settings.get("n_ctx")) if isinstance(settings, dict) else None
         if slots != asked.parallel:
             raise EngineError(f"llama-server runs {slots} slots, {asked.parallel} were asked for; nothing was measured")
-        if context is not None and context < asked.context_per_slot:
+        if context is None:
+            self.deviations.append("this llama-server does not say what context a slot has, which could not be checked")
+        elif context < asked.context_per_slot:
             raise EngineError(
                 f"llama-server gives {context} tokens of context per slot, {asked.context_per_slot} were asked for"
             )
+        elif context > padded(asked.context_per_slot):
+            self.deviations.append(f"a slot has {context} tokens of context, {asked.context_per_slot} were asked for")
+        log = self._process.log_text()
         path = props.get("model_path")
-        if path and Path(path).name != model.path.name:
+        if isinstance(path, str) and path and Path(path).name != model.path.name:
             raise EngineError(f"llama-server has loaded {Path(path).name}, {model.path.name} was asked for")
         self.facts |= {
             "slots": slots,
             "context_per_slot": context,
             "build_info": props.get("build_info"),
-            **_from_log(self._process.log_text()),
+            **_from_log(log),
         }
         offloaded, layers = self.facts.get("offloaded_layers"), self.facts.get("layers")
-        if asked.gpu_layers == "all" and offloaded is not None and offloaded < (layers or 0):
+        wanted = layers if asked.gpu_layers == "all" else min(asked.gpu_layers, layers or asked.gpu_layers)
+        if offloaded is not None and wanted is not None and offloaded < wanted:
             raise EngineError(
-                f"llama-server put {offloaded} of {layers} layers on the GPU, all were asked for; free its memory or set gpu_layers"
+                f"llama-server put {offloaded} of {layers or '?'} layers on the GPU, {asked.gpu_layers} were asked for; "
+                "free its memory, use a build for this GPU, or set gpu_layers"
             )
+        if fitted := _FITTED.search(log):
+            raise EngineError(
+                f"llama-server changed what was asked for to fit the memory ({one_line(fitted.group())}); ask for less, or free memory"
+            )
+        if self._setting.draft.draft_model and (refused := _DRAFT_REFUSED.search(log)):
+            raise EngineError(f"llama-server does not use the draft model: {one_line(refused.group())}")
 
     def prompts(self, text: str, count: int, first: int = 0, *, identical: bool = False) -> list[list[int]]:
         """Prompts as token ids, equally long, distinct unless `identical`."""
@@ -386,8 +414,9 @@ class _Connection:
             if not self._process.running():
                 raise EngineError(f"llama-server ended while loading: {self._process.how_it_ended()}")
             try:
-                status, text = self._run(self._ask("GET", "/health", None, 5.0))
-                if status == 200:
+                left_s = max(0.1, deadline - time.monotonic())
+                status, text = self._run(self._ask("GET", "/health", None, min(5.0, left_s)))
+                if status == 200 and self._process.running():
                     return
                 said = f"{status} {one_line(text, 120)}"
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
@@ -400,7 +429,7 @@ class _Connection:
 
     def get_text(self, path: str) -> str:
         """Body of a GET; raises `EngineError` unless the status is 200."""
-        status, text = self._guarded(self._ask("GET", path, None, 30.0))
+        status, text = self._guarded(self._ask("GET", path, None, _SHORT_S), _SHORT_S)
         if status != 200:
             raise EngineError(f"llama-server: GET {path}: status {status}: {one_line(text)}")
         return text
@@ -411,7 +440,7 @@ class _Connection:
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """JSON object of a POST; an error object raises whatever the status."""
-        return _object(*self._guarded(self._ask("POST", path, body, self._timeout_s)))
+        return _object(*self._guarded(self._ask("POST", path, body, self._timeout_s), self._timeout_s))
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, with the model's own tokenizer and its opening token."""
@@ -422,7 +451,7 @@ class _Connection:
 
     def round(self, bodies: Sequence[Mapping[str, Any]], round_index: int) -> Round:
         """Send all bodies to /completion at one instant."""
-        return self._guarded(self._round(bodies, round_index))
+        return self._guarded(self._round(bodies, round_index), self._timeout_s)
 
     async def _round(self, bodies: Sequence[Mapping[str, Any]], round_index: int) -> Round:
         release = asyncio.Event()
@@ -446,6 +475,10 @@ class _Connection:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not everything.done():
                 raise _Ended
+            if isinstance(everything.exception(), EngineError):
+                await asyncio.wait(tasks, timeout=_OTHERS_S)
+                failed = sum(task.done() and task.exception() is not None for task in tasks)
+                raise EngineError(f"{failed} of {len(tasks)} requests failed: {everything.exception()}")
             answers = everything.result()
             end = time.monotonic()
         finally:
@@ -470,12 +503,15 @@ class _Connection:
             # Models give bytes that are no UTF-8; the counts stand beside them all the same.
             return response.status, (await response.read()).decode("utf-8", errors="replace")
 
-    def _guarded(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def _guarded(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
         """The result, with failures of the connection told as what became of the server."""
         try:
             return self._run(work)
         except (aiohttp.ClientError, ConnectionError, _Ended) as error:
-            time.sleep(0.1)
+            # A process that dies closes its connections first.
+            deadline = time.monotonic() + _DYING_S
+            while self._process.running() and time.monotonic() < deadline:
+                time.sleep(0.05)
             if not self._process.running():
                 raise EngineError(f"llama-server died in mid-work: {self._process.how_it_ended()}") from None
             raise EngineError(
@@ -483,7 +519,7 @@ class _Connection:
             ) from None
         except TimeoutError:
             raise EngineError(
-                f"llama-server gave no answer within {self._timeout_s:.0f} s; its log ends: {self._process.log_tail()}"
+                f"llama-server gave no answer within {timeout_s:.0f} s; its log ends: {self._process.log_tail()}"
             ) from None
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -518,7 +554,12 @@ def _from_log(text: str) -> dict[str, Any]:
     match = re.search(r"offloaded (\d+)/(\d+) layers to GPU", text)
     if match:
         return {"offloaded_layers": int(match[1]), "layers": int(match[2])}
-    return {}
+    return {"offloaded_layers": 0} if "no usable GPU found" in text else {}
+
+
+def padded(context_per_slot: int) -> int:
+    """The context that llama.cpp really gives a slot."""
+    return -(-context_per_slot // CONTEXT_STEP) * CONTEXT_STEP
 
 
 def _object(status: int, text: str) -> dict[str, Any]:
@@ -528,10 +569,11 @@ def _object(status: int, text: str) -> dict[str, Any]:
         EngineError: the status is no success, the body is no JSON object, or it holds an `error`, whatever the status.
     """
     try:
-        record = json.loads(text)
-    except ValueError:
+        # NaN and infinity are no JSON; results could not keep them.
+        record = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
         record = None
-    if isinstance(record, dict) and record.get("error"):
+    if isinstance(record, dict) and record.get("error") not in (None, False):
         error = record["error"]
         kind, message = (
             (error.get("type", "error"), error.get("message", "")) if isinstance(error, dict) else ("error", str(error))
@@ -551,35 +593,51 @@ def _answer(body: Mapping[str, Any], slot: int, round_index: int, sent_s: float,
     Raises:
         EngineError: the answer has no count of generated tokens.
     """
-    timings = body.get("timings") or {}
-    usage = body.get("usage") or {}
+    timings, usage = (part if isinstance(part, dict) else {} for part in (body.get("timings"), body.get("usage")))
     sources = (
-        ("timings", timings.get("predicted_n")),
-        ("tokens_predicted", body.get("tokens_predicted")),
-        ("usage", usage.get("completion_tokens")),
+        ("timings", _count(timings.get("predicted_n"))),
+        ("tokens_predicted", _count(body.get("tokens_predicted"))),
+        ("usage", _count(usage.get("completion_tokens"))),
     )
     counted_from, predicted = next(((name, count) for name, count in sources if count is not None), ("", None))
     if predicted is None:
         raise EngineError(
             "llama-server: an answer has no count of generated tokens (no timings, tokens_predicted or usage); use a newer build"
         )
-    whole_prompt = body.get("tokens_evaluated", usage.get("prompt_tokens", 0)) or 0
-    prompt = timings.get("prompt_n", whole_prompt) or 0
-    # Builds without cache_n tell the prompt's whole length beside what they computed.
-    cached = timings.get("cache_n")
+    whole = _count(body.get("tokens_evaluated"))
+    whole = _count(usage.get("prompt_tokens")) if whole is None else whole
+    prompt, cached = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
+    # Builds that leave one of the two out tell the prompt's whole length beside it.
+    if prompt is None:
+        prompt = max(0, (whole or 0) - (cached or 0))
+    if cached is None:
+        cached = max(0, (whole or 0) - prompt)
     return RequestRecord(
         slot=slot,
         round=round_index,
         sent_s=round(sent_s, 6),
         received_s=round(received_s, 6),
-        prompt_n=int(prompt),
-        cache_n=int(cached) if cached is not None else max(0, int(whole_prompt) - int(prompt)),
-        predicted_n=int(predicted),
-        prompt_ms=timings.get("prompt_ms"),
-        predicted_ms=timings.get("predicted_ms"),
-        stop_type=body.get("stop_type"),
+        prompt_n=prompt,
+        cache_n=cached,
+        predicted_n=predicted,
+        prompt_ms=_figure(timings.get("prompt_ms")),
+        predicted_ms=_figure(timings.get("predicted_ms")),
+        stop_type=body["stop_type"] if isinstance(body.get("stop_type"), str) else None,
         truncated=bool(body.get("truncated", False)),
-        draft_n=int(timings.get("draft_n") or 0),
-        draft_accepted_n=int(timings.get("draft_n_accepted") or 0),
+        draft_n=_count(timings.get("draft_n")) or 0,
+        draft_accepted_n=_count(timings.get("draft_n_accepted")) or 0,
         counted_from=counted_from,
     )
+
+
+def _figure(value: object) -> float | None:
+    """A number an answer gives, or `None` where it gives something else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) < _MOST else None
+
+
+def _count(value: object) -> int | None:
+    """A number of tokens, or `None` where an answer gives something else."""
+    figure = _figure(value)
+    return int(figure) if figure is not None and figure >= 0 and figure.is_integer() else None

@@ -12,15 +12,15 @@ stood behind a colon in `--joules-meter NAME:ARGUMENT`. Nothing else has to be t
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import pkgutil
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
-from pytest_joules.errors import MeterError, Unmeasured, UsageError
+from pytest_joules.errors import MeterAbsent, MeterError, Unmeasured, UsageError
 from pytest_joules.records import Basis, Rail, Sample, Scope
 from pytest_joules.words import nearest
 
@@ -65,12 +65,17 @@ class Meter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What looking for one source gave: meters, or the reason why there are none and what to do."""
+    """What looking for one source gave: meters, or the reason why there are none and what to do.
+
+    Attributes:
+        absent: this machine has no such source; otherwise it is here and shut, which can be mended.
+    """
 
     source: str
     meters: tuple[Meter, ...]
     reason: str = ""
     next_step: str = ""
+    absent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +98,46 @@ class Chosen:
         return tuple(sorted({part for rail in self.rails for part in rail.covers}))
 
 
-def sources() -> dict[str, ModuleType]:
-    """Every known source by name: the modules of this package, then the installed entry points."""
-    found: dict[str, ModuleType] = {}
+def sources() -> dict[str, Source]:
+    """Every known source by name: the modules of this package, then the installed entry points.
+
+    One that cannot be imported stays in the list, and says so when it is asked for meters.
+    """
+    found: dict[str, Source] = {}
     for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        if hasattr(module, "find"):
-            found[module.NAME] = module
+        if not info.name.startswith("_"):
+            module = _loaded(info.name, functools.partial(importlib.import_module, f"{__name__}.{info.name}"))
+            if hasattr(module, "find"):
+                found[getattr(module, "NAME", info.name)] = module
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        found.setdefault(entry.name, entry.load())
+        found.setdefault(entry.name, _loaded(entry.name, entry.load))
     return found
+
+
+class Source(Protocol):
+    """What a source module offers."""
+
+    def find(self, argument: str | None) -> Sequence[Meter]:
+        """The meters that can be read on this machine now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A source that cannot be imported."""
+
+    name: str
+    cause: str
+
+    def find(self, argument: str | None) -> Sequence[Meter]:
+        raise MeterError(f"meter {self.name}: it cannot be loaded: {self.cause}")
+
+
+def _loaded(name: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:  # one broken source must not hide the others
+        return _Broken(name, f"{type(error).__name__}: {error}")
 
 
 def look(only: Iterable[str] | None = None, argument: str | None = None) -> list[Found]:
@@ -113,11 +148,12 @@ def look(only: Iterable[str] | None = None, argument: str | None = None) -> list
         try:
             meters = tuple(known[name].find(argument))
         except MeterError as error:
-            results.append(Found(name, (), str(error), error.next_step))
+            results.append(Found(name, (), str(error), error.next_step, absent=isinstance(error, MeterAbsent)))
         except Exception as error:  # a source of a third party must not take the others with it
             results.append(Found(name, (), f"meter {name}: {type(error).__name__}: {error}"))
         else:
-            results.append(Found(name, meters, "" if meters else f"meter {name}: nothing to read on this machine"))
+            nothing = "" if meters else f"meter {name}: nothing to read on this machine"
+            results.append(Found(name, meters, nothing, absent=not meters))
     return results
 
 
@@ -141,15 +177,21 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
     candidates = [c for f in found if f.source not in without for meter in f.meters for c in _by_scope(meter, scope)]
     fitting = [chosen for chosen in candidates if basis == "any" or chosen.basis == "measured"]
     if not fitting:
-        tried = "; ".join(f.reason for f in found if f.reason) or "no source answered"
         need = f"{'a measured' if basis == 'measured' else 'a'} source of scope {scope or 'any'}"
-        raise Unmeasured(f"the suite needs {need} and this machine has none ({tried})")
+        raise Unmeasured(
+            f"the suite needs {need} and this machine has none that can be read{_shut(found)}; see 'joules doctor'"
+        )
     best = min(fitting, key=_rank)
-    others = [f"{f.source}: {f.reason}" for f in found if f.reason and f.source != best.meter.name]
-    why = f"auto: the best {best.basis} source of scope {best.scope} here"
-    if best.basis != "measured" and others:
-        why += f" (no measured source: {'; '.join(o.split(': ', 1)[1] for o in others)})"
+    why = f"auto: the best {best.basis} source here{f' of scope {scope}' if scope else ''}"
+    if best.basis != "measured":
+        why += f"; no measured one can be read{_shut(found)}"
     return Chosen(best.meter, best.scope, best.rails, why)
+
+
+def _shut(found: Iterable[Found]) -> str:
+    """The sources that are here and cannot be read, with the reasons; those that are simply absent say nothing."""
+    reasons = [f.reason for f in found if f.reason and not f.absent]
+    return f" ({'; '.join(reasons)})" if reasons else ""
 
 
 def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
@@ -157,7 +199,7 @@ def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
     known = sources()
     if name not in known:
         raise UsageError(
-            f"--joules-meter {wanted}: there is no meter {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}"
+            f"meter {wanted}: there is no source {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}"
         )
     [found] = look([name], argument or None)
     if not found.meters:
@@ -180,9 +222,11 @@ def _by_scope(meter: Meter, scope: Scope | None) -> list[Chosen]:
     ]
 
 
-# Without a stated scope the narrowest is preferred: it holds the least that is not the model's doing.
-_SCOPE_ORDER: dict[Scope, int] = {"chip": 0, "gpu": 1, "board": 2, "wall": 3}
+# Without a stated scope the part that runs the model comes first, then the narrowest, which holds the least that is
+# not the model's doing. A card that the engine does not use shows no response to the load step and is passed over.
+_SCOPE_ORDER: dict[Scope, int] = {"gpu": 0, "chip": 1, "board": 2, "wall": 3}
 
 
-def _rank(chosen: Chosen) -> tuple[bool, int, int]:
-    return (chosen.basis != "measured", _SCOPE_ORDER[chosen.scope], -len(chosen.covers))
+def _rank(chosen: Chosen) -> tuple[bool, bool, int, int]:
+    reads_gpu = "gpu" in chosen.covers
+    return (chosen.basis != "measured", not reads_gpu, _SCOPE_ORDER[chosen.scope], -len(chosen.covers))

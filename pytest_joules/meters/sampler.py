@@ -246,7 +246,7 @@ class Power:
 
     def measure(self, start_mono: float, end_mono: float) -> Reading:
         """Energy of exactly `[start_mono, end_mono]`; waits for the margin after the end when need be."""
-        self._sampler.wait_past(end_mono, timeout_s=self.margin_s + STUCK_AFTER_S)
+        self._sampler.wait_past(end_mono + self.margin_s, timeout_s=self.margin_s + STUCK_AFTER_S)
         by_rail = self._arrays(start_mono, end_mono)
         rails = [
             trace.energy(rail, *by_rail[rail.name], start_mono, end_mono, self.lags_s.get(rail.name, 0.0))

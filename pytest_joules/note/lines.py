@@ -68,7 +68,8 @@ def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
     if fmt == "simple":
         headers = [re.sub(r" (?=request|token|spread|first|batch)", "\n", header) for header in headers]
     rows = [
-        [*map(str, cell.condition.values()), *_row(cell, first if cell is not first else None)] for cell in sweep.cells
+        [*(str(cell.condition[axis]) for axis in sweep.axes), *_row(cell, first if cell is not first else None)]
+        for cell in sweep.cells
     ]
     aligned = ["right"] * len(headers)
     text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
@@ -121,7 +122,7 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
     for verdict in found:
         sure = f" ({verdict.robustness})" if verdict.robustness else ""
-        remarks = [verdict.registration] if verdict.registration != "registered" else []
+        remarks = [verdict.registration] if verdict.registration not in ("registered", "") else []
         remarks += [] if verdict.selected else ["deselected"]
         shown = f" [{', '.join(remarks)}]" if remarks else ""
         # Parametrised predictions share a claim; pytest's id tells them apart.
@@ -148,13 +149,17 @@ def limits(run: Run, sweep: Sweep) -> Iterator[str]:
                     by_reason.setdefault(_gate_words(gate.name, gate.value, gate.limit), []).append(_where(window))
     for reason, places in by_reason.items():
         yield f"{reason}: {', '.join(dict.fromkeys(places))}"
-    yield from (str(gate) for gate in run.gates if gate.outcome in ("flag", "void"))
+    for gate in run.gates:
+        if gate.outcome == "not evaluable":
+            yield _gate_words(gate.name, gate.value, gate.limit)
+        elif gate.outcome in ("flag", "void"):
+            yield str(gate)
     yield from (f"deviation: {deviation}" for deviation in run.deviations)
     yield from run.notes
 
 
 def _gate_words(name: str, value: object, limit: str) -> str:
-    shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+    shown = "could not be checked" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
     return f"{name} {shown} (limit: {limit})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -36,17 +37,15 @@ def numbered(tokenize: Callable[[str], Sequence[int]], text: str, count: int, fi
     }
     length = Counter(sample.values()).most_common(1)[0][0]
     prompts: list[list[int]] = []
-    tried = 0
-    while len(prompts) < count and tried < 4 * len(_NUMBERS):
-        number = _NUMBERS[(first + tried) % len(_NUMBERS)]
-        # After all numbers are used up the text is asked with another opening word.
-        opening = ("Question", "Request", "Example", "Problem")[(first + tried) // len(_NUMBERS) % 4]
+    # After all numbers are used up the text is asked with another opening word.
+    for opening, number in itertools.product(("Question", "Request", "Example", "Problem"), _NUMBERS):
         tokens = list(tokenize(f"{opening} {number}. {text}"))
-        if len(tokens) == length:
+        if len(tokens) == length and tokens not in prompts:
             prompts.append(tokens)
-        tried += 1
+        if len(prompts) == first + count:
+            return prompts[first:]
     if len(prompts) < count:
         raise EngineError(
             f"the tokenizer gives only {len(prompts)} of {count} prompts of {length} tokens; set identical: true"
         )
-    return prompts
+    return [prompts[(first + index) % len(prompts)] for index in range(count)]

@@ -1,0 +1,276 @@
+"""`joules window`: the energy of a stretch of a recorded trace, with the gates that say whether to believe it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args
+
+import typer
+
+from pytest_joules import gates, trace, tracefile
+from pytest_joules.cli import EXIT_FAILED, app, print_json
+from pytest_joules.errors import UsageError
+from pytest_joules.records import Gate, RailEnergy
+from pytest_joules.tracefile import Series
+from pytest_joules.words import nearest
+
+THIN = 10
+"""Fewer distinct updates than this flag a window."""
+EDGE_FLAG, EDGE_VOID = 0.05, 0.25
+"""Uncertainty as a share of the energy above which a window is flagged, and void."""
+
+
+@app.command()
+def window(
+    path: Annotated[Path, typer.Argument(metavar="TRACE", help="JSON lines or CSV, gzipped or not.")],
+    start: Annotated[str, typer.Option(help="Start of the window: seconds of the trace's clock, or a calendar time.")],
+    end: Annotated[str, typer.Option(help="End of the window, likewise.")],
+    zone: Annotated[
+        str | None, typer.Option(help="Zone of calendar times without an offset, such as Europe/Berlin.")
+    ] = None,
+    fold: Annotated[str | None, typer.Option(help="first or second: which pass of an hour that occurs twice.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens generated in the window, for the energy of one.")] = None,
+    rail: Annotated[str | None, typer.Option(help="Rails to add up, by comma, where the trace has several.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="What a power reading is: instant, interval_mean or moving_average.")
+    ] = None,
+    averaging_s: Annotated[float | None, typer.Option(help="Seconds that a moving average covers.")] = None,
+    limit_w: Annotated[
+        float | None, typer.Option(help="Highest plausible power; readings far above it are dropped.")
+    ] = None,
+    wrap_j: Annotated[float | None, typer.Option(help="Joules at which a counter returns to zero.")] = None,
+    min_samples: Annotated[int, typer.Option(help="Distinct sensor updates without which a window is void.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Energy of a window in a recorded trace.
+
+    A sample of the trace has a time (mono, time or wall) and power_w or energy_j, as JSON lines or columns of a CSV.
+
+    Example:
+        joules window power.jsonl --start 25 --end 45 --tokens 400
+        joules window plug.csv --zone Europe/Berlin --start "2026-03-02 10:00:10" --end "2026-03-02 10:00:50"
+
+    Keys of --json: energy_j and power_w (null when void), outcome (measured, flagged or void), reasons,
+    samples (distinct sensor updates in the window), refresh_s (time between two of them), and beside these
+    uncertainty_j (95 % half-width), window_s, method (counter or integrated), rails, and with --tokens
+    tokens and energy_per_token_mj.
+
+    Exit code: 0 with an energy, 1 when the window is void, 2 for what cannot be used as it is written.
+    """
+    if tokens is not None and tokens < 1:
+        raise UsageError(f"--tokens {tokens}: a window needs at least one token to share its energy")
+    if min_samples < 1:
+        raise UsageError(f"--min-samples {min_samples}: a window without samples has no energy")
+    recorded = tracefile.read(
+        path,
+        zone=zone,
+        fold=_fold(fold),
+        kind=kind,
+        averaging_s=_positive("--averaging-s", averaging_s),
+        limit_w=_positive("--limit-w", limit_w),
+        wrap_j=_positive("--wrap-j", wrap_j),
+    )
+    from_s, to_s = (recorded.moment(text, zone, _fold(fold)) for text in (start, end))
+    if not to_s > from_s:
+        raise UsageError(f"--end {end} is not after --start {start}")
+    recorded.require_overlap(from_s, to_s)
+    found = judge(_chosen(recorded, rail), from_s, to_s, recorded.notes(from_s, to_s), min_samples)
+    record = found.record(tokens)
+    if as_json:
+        print_json(record)
+    else:
+        typer.echo("\n".join(_lines(record)))
+    if found.outcome == "void":
+        raise typer.Exit(EXIT_FAILED)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The energy of a window and what the gates say about it.
+
+    Attributes:
+        energy_j: the sum over the rails, `None` when the window is void.
+        method: what it was computed from.
+        rails: each rail that was read, those only compared included.
+        counted: names of the rails that make up the energy.
+    """
+
+    window_s: float
+    energy_j: float | None
+    uncertainty_j: float
+    method: Literal["counter", "integrated"]
+    rails: tuple[RailEnergy, ...]
+    counted: tuple[str, ...]
+    gates: tuple[Gate, ...]
+
+    @property
+    def outcome(self) -> Literal["measured", "flagged", "void"]:
+        """The worst of the gates."""
+        return gates.outcome(self.gates)
+
+    def record(self, tokens: int | None) -> dict[str, Any]:
+        """What `--json` prints."""
+        parts = [r for r in self.rails if r.rail in self.counted]
+        periods = [r.refresh_s for r in parts if r.refresh_s is not None]
+        record: dict[str, Any] = {
+            "energy_j": self.energy_j,
+            "power_w": None if self.energy_j is None else self.energy_j / self.window_s,
+            "outcome": self.outcome,
+            "reasons": [str(gate) for gate in self.gates if gate.outcome in ("void", "flag")],
+            "samples": min(r.updates for r in parts),
+            "refresh_s": max(periods, default=None),
+            "uncertainty_j": None if self.energy_j is None else self.uncertainty_j,
+            "window_s": self.window_s,
+            "method": self.method,
+            "rails": [dataclasses.asdict(r) for r in self.rails],
+        }
+        if tokens is not None:
+            record["tokens"] = tokens
+            record["energy_per_token_mj"] = None if self.energy_j is None else 1000.0 * self.energy_j / tokens
+        return record
+
+
+def judge(series: Sequence[Series], start: float, end: float, notes: Sequence[str], min_samples: int) -> Judged:
+    """Energy of a window over the series that count, a counter before the power beside it, and the gates on it."""
+    read = {s.rail.name: trace.energy(s.rail, s.mono, s.value, start, end) for s in series}
+    counted = [s for s in series if s.rail.role == "counted"]
+    checks = [s for s in series if s.rail.role == "check"]
+    found_gates = []
+    silent = [s for s in counted if read[s.rail.name].energy_j is None]
+    if silent and len(checks) == len(counted) and all(read[s.rail.name].energy_j is not None for s in checks):
+        why = "; ".join(read[s.rail.name].reason for s in silent)
+        found_gates.append(
+            _flag("energy counter", f"{why}; power is integrated instead", "a counter over the whole window")
+        )
+        counted, checks = checks, []
+    names = tuple(s.rail.name for s in counted)
+    parts = [read[name] for name in names]
+    energy_j = sum(p.energy_j or 0.0 for p in parts)
+    uncertainty_j = math.hypot(*(p.uncertainty_j for p in parts))
+    # Calibration is alike in every window; the gate is about what a longer window would mend.
+    edges_j = math.sqrt(max(0.0, uncertainty_j**2 - sum(p.calibration_j**2 for p in parts)))
+    rails = tuple(read.values())
+    found_gates += [
+        gates.has_energy(rails, names, ""),
+        gates.samples(rails, names, min_samples, max(THIN, min_samples), thin_voids=True),
+        gates.edge_uncertainty(energy_j, edges_j, EDGE_FLAG, EDGE_VOID),
+        _alive(counted, energy_j),
+        _mended([f"{p.rail}: {flag}" if len(parts) > 1 else flag for p in parts for flag in p.flags] + list(notes)),
+        *_checks(counted, checks, read, end - start),
+    ]
+    void = gates.outcome(found_gates) == "void"
+    return Judged(
+        window_s=end - start,
+        energy_j=None if void else energy_j,
+        uncertainty_j=uncertainty_j,
+        method="counter" if all(s.rail.kind == "counter" for s in counted) else "integrated",
+        rails=rails,
+        counted=names,
+        gates=tuple(found_gates),
+    )
+
+
+def _alive(counted: Sequence[Series], energy_j: float) -> Gate:
+    """Whether the sensors showed any sign of life over the whole trace."""
+    still = [s.rail.name for s in counted if s.rail.kind != "counter" and trace.frozen(s.mono, s.value)]
+    dead = all((s.value == 0).all() for s in counted)
+    value = (
+        f"no digit of {', '.join(still)} ever changed"
+        if still
+        else "every reading is 0"
+        if dead
+        else f"{energy_j:.4g} J"
+    )
+    return Gate(
+        name="sensor alive",
+        outcome="void" if still or dead else "pass",
+        value=value,
+        limit="readings that move",
+        remedy="the sensor is frozen or reads nothing; use another source" if still or dead else "",
+    )
+
+
+def _mended(flags: Sequence[str]) -> Gate:
+    if flags:
+        return _flag("readings", "; ".join(flags), "none mended")
+    return Gate(name="readings", outcome="pass", value="none mended", limit="none mended")
+
+
+def _flag(name: str, value: str, limit: str) -> Gate:
+    return Gate(name=name, outcome="flag", value=value, limit=limit)
+
+
+def _checks(
+    counted: Sequence[Series], checks: Sequence[Series], read: dict[str, RailEnergy], window_s: float
+) -> list[Gate]:
+    """Each counter against the power of the same rail, where the window is long enough to compare them."""
+    found = []
+    for check in checks:
+        counter = next(s for s in counted if s.rail.covers == check.rail.covers)
+        counter_j, integrated_j = read[counter.rail.name].energy_j, read[check.rail.name].energy_j
+        if counter_j is None or integrated_j is None:
+            continue
+        share = trace.disagreement(counter_j, integrated_j, window_s, check.rail.averaging_s)
+        if share is None:
+            continue
+        over: Literal["pass", "flag", "void"] = (
+            "void" if share > trace.DISAGREE_VOID else "flag" if share > trace.DISAGREE_FLAG else "pass"
+        )
+        found.append(
+            Gate(
+                name="counter against power",
+                outcome=over,
+                value=f"{counter_j:.4g} J against {integrated_j:.4g} J, {share:.0%} apart",
+                limit=f"{trace.DISAGREE_FLAG:.0%} flags, {trace.DISAGREE_VOID:.0%} voids",
+            )
+        )
+    return found
+
+
+def _chosen(recorded: tracefile.Trace, wanted: str | None) -> list[Series]:
+    """The series to read: all of the only rail, or of those named."""
+    known = list(dict.fromkeys(s.rail.covers[0] for s in recorded.series))
+    if wanted is None:
+        if len(known) > 1:
+            raise UsageError(
+                f"{recorded.path} has the rails {', '.join(known)}, which may overlap: state --rail, one or several by comma"
+            )
+        return list(recorded.series)
+    names = [name.strip() for name in wanted.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--rail {name}: the trace has no such rail{nearest(name, known)}; it has {', '.join(known)}"
+            )
+    return [s for s in recorded.series if s.rail.covers[0] in names]
+
+
+def _fold(text: str | None) -> tracefile.Fold | None:
+    if text not in (None, *get_args(tracefile.Fold)):
+        raise UsageError(f"--fold {text}: it is first or second")
+    return cast(tracefile.Fold | None, text)
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{option} {value:g}: it must be a positive number")
+    return value
+
+
+def _lines(record: dict[str, Any]) -> list[str]:
+    """The answer for a person."""
+    if record["energy_j"] is None:
+        lines = [f"void: no energy for this window of {record['window_s']:.4g} s"]
+    else:
+        lines = [
+            f"{record['energy_j']:.4g} J +- {record['uncertainty_j']:.2g} J over {record['window_s']:.4g} s, "
+            f"{record['power_w']:.4g} W: {record['outcome']}"
+        ]
+        if "energy_per_token_mj" in record:
+            lines.append(f"{record['energy_per_token_mj']:.4g} mJ per token over {record['tokens']} tokens")
+    every = "" if record["refresh_s"] is None else f", one every {record['refresh_s']:.3g} s"
+    lines.append(f"{record['samples']} sensor updates{every}, {record['method']}")
+    return lines + [f"  {reason}" for reason in record["reasons"]]

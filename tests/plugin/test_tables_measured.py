@@ -1,0 +1,194 @@
+"""Tables of several shapes, measured and read back; and the hardware for tests that are no predictions."""
+
+import pytest
+
+OTHER_POWER = """
+    from collections.abc import Sequence
+
+    from pytest_joules.meters import Chosen
+    from pytest_joules.meters.sampler import Power
+    from pytest_joules.records import Rail, Sample
+
+
+    class TenWatts:
+        name = "ten-watts"
+        rails = (
+            Rail(name="ten", scope="wall", covers=("everything",), kind="instant", basis="measured", unit="W", source="the script"),
+        )
+        notes = ()
+
+        def open(self, rate_hz):
+            return Reader(1 / rate_hz)
+
+
+    class Reader:
+        def __init__(self, interval_s):
+            self.interval_s, self.last_digit = interval_s, 0
+
+        def read(self):
+            self.last_digit = 1 - self.last_digit
+            return [Sample("ten", time.monotonic(), 10.0 + 1e-4 * self.last_digit)]
+
+        def close(self):
+            pass
+
+
+    class Source:
+        named = True
+
+        def meter(self, *, scope, basis, rate_hz, without=()):
+            meter = TenWatts()
+            return Power(Chosen(meter, "wall", meter.rails, "there is no other"), rate_hz)
+
+
+    @pytest.fixture(scope="session")
+    def power():
+        return Source()
+"""
+
+
+def test_one_prediction_for_each_value(project) -> None:
+    project.predictions(
+        """
+        @pytest.mark.parametrize("factor", [1.5, 3.0])
+        def test_two_at_once(sweep, factor):
+            \"\"\"Two at once are so much faster.\"\"\"
+            assert sweep.tokens_per_s[2] > factor * sweep.tokens_per_s[1]
+        """
+    )
+    done = project.run("-v")
+    done.assert_outcomes(passed=1, failed=1)
+    assert {name: v.word for name, v in project.verdicts().items()} == {
+        "test_two_at_once[1.5]": "held",
+        "test_two_at_once[3.0]": "refuted",
+    }
+    done.stdout.fnmatch_lines(["HELD (*) * Two at once are so much faster. ?1.5?"])
+    assert project.starts == 4
+
+
+def test_a_grid_of_two_axes(project) -> None:
+    project.suite(vary={"parallel": [1, 2], "answer_tokens": [8, 16]}, request={}, protocol={"passes": 1})
+    text = (
+        (project.folder / "suites" / "scripted.yaml").read_text().replace("  answer_tokens: 8\n", "  temperature: 0\n")
+    )
+    (project.folder / "suites" / "scripted.yaml").write_text(text)
+    project.predictions(
+        """
+        def test_rows(sweep):
+            assert sweep.at(parallel=2, answer_tokens=16).tokens_per_s > 3 * sweep.at(parallel=1, answer_tokens=8).tokens_per_s
+
+        def test_what_is_left(sweep):
+            long = sweep.where(answer_tokens=16)
+            assert long.axes == ("parallel",) and long.tokens_per_s[2] > 1.5 * long.tokens_per_s[1]
+
+        @pytest.mark.parametrize("batch", [1, 2])
+        def test_longer_is_faster(sweep, batch):
+            speed = sweep.where(parallel=batch).tokens_per_s
+            assert speed[16] > 1.5 * speed[8]
+        """
+    )
+    done = project.run()
+    done.assert_outcomes(passed=4)
+    run = project.stored_run()
+    assert run.axes == ("parallel", "answer_tokens")
+    assert [w.tokens for w in run.windows] == [8, 16, 16, 32]
+    assert [w.condition for w in run.windows] == [
+        {"parallel": batch, "answer_tokens": length} for batch in (1, 2) for length in (8, 16)
+    ]
+
+
+def test_the_default_order_repeats_the_first_condition_as_a_control(project) -> None:
+    project.suite(protocol={"order": "balanced"})
+    project.predictions(
+        """
+        def test_two_at_once(sweep):
+            assert sweep.tokens_per_s[2] > 1.5 * sweep.tokens_per_s[1]
+        """
+    )
+    project.run().assert_outcomes(passed=1)
+    windows = project.stored_run().windows
+    first, second = windows[:3], windows[3:]
+    assert [w.role for w in first] == [w.role for w in second] == ["measured", "measured", "control"]
+    assert first[2].condition == second[2].condition == {"parallel": 1}
+    assert [w.condition for w in second[:2]] == [w.condition for w in first[1::-1]]
+    assert [w.pass_index for w in windows] == [0, 0, 0, 1, 1, 1]
+
+
+def test_against_reads_the_latest_run_of_the_other_suite(project) -> None:
+    project.suite("other", vary={"parallel": [1]}, protocol={"passes": 1})
+    project.predictions(
+        """
+        def test_some_speed(sweep):
+            assert sweep.tokens_per_s[1] > 1
+        """,
+        '"other"',
+        "test_other.py",
+    )
+    project.predictions(
+        """
+        def test_three_times_faster(sweep, against):
+            assert sweep.tokens_per_s[2] > 3 * against.tokens_per_s[1]
+        """,
+        '"scripted", against="other"',
+    )
+    assert project.run("test_other.py").ret == pytest.ExitCode.OK
+    first = project.stored_run("other")
+    project.script("    ROUND_S = 0.3\n")
+    assert project.run("test_other.py").ret == pytest.ExitCode.OK
+    second = max((stored.run for stored in project.all_stored("other")), key=lambda run: run.started_utc)
+    assert second.run_id != first.run_id
+    project.script()
+    project.run("test_predictions.py").assert_outcomes(passed=1)
+    assert project.verdicts()["test_three_times_faster"].against_run_id == second.run_id
+    # The other suite was read, not measured once more.
+    assert len(project.all_stored("other")) == 2
+
+
+def test_a_power_source_of_the_project_takes_the_place_of_ours(project) -> None:
+    project.suite(require={"basis": "measured", "scope": "wall"})
+    project.script(OTHER_POWER)
+    project.predictions(
+        """
+        def test_ten_watts(sweep):
+            assert max(sweep.power_w.values()) < 10.01
+        """
+    )
+    done = project.run()
+    done.assert_outcomes(passed=1)
+    assert [w.energy_j / w.window_s for w in project.stored_run().windows] == [pytest.approx(10, rel=1e-3)] * 4
+    assert "Measured energy of the wall (everything) by ten-watts at 20 Hz" in " ".join(done.stdout.str().split())
+
+
+def test_energy_of_any_code(project) -> None:
+    (project.folder / "test_budget.py").write_text(
+        "import time\n\n"
+        "def test_budget(power):\n"
+        "    with power.window() as window:\n"
+        "        time.sleep(0.6)\n"
+        "    assert 0.6 <= window.window_s < 5\n"
+        "    assert window.energy_j == window.power_w * window.window_s\n"
+        "    assert 0 < window.energy_j < 0.001, window\n"
+    )
+    done = project.run()
+    done.assert_outcomes(failed=1)
+    done.stdout.re_match_lines([r"E +AssertionError: <power window: [\d.]+ J in [\d.]+ s>"])
+    assert not project.results.exists()
+
+
+def test_a_window_is_closed_to_reading_while_it_is_open(project) -> None:
+    (project.folder / "test_budget.py").write_text(
+        "def test_budget(power):\n    with power.window() as window:\n        assert window.energy_j < 5\n"
+    )
+    done = project.run()
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["E *Void: the power window is still open; read it after the with block"])
+
+
+def test_a_table_without_a_suite_says_what_is_missing(project) -> None:
+    (project.folder / "test_it.py").write_text("def test_it(sweep):\n    assert sweep.power_w[1] < 5\n")
+    done = project.run()
+    done.assert_outcomes(errors=1)
+    done.stdout.fnmatch_lines(
+        ["joules: test_it.py::test_it: it takes a table but names no suite; mark it with pytest.mark.joules('SUITE')"]
+    )
+    project.assert_untouched()
