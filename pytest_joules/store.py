@@ -17,6 +17,7 @@ import glob
 import gzip
 import importlib.metadata
 import json
+import math
 import os
 import re
 import secrets
@@ -228,18 +229,26 @@ def load_verdicts(stored: StoredRun) -> list[Verdict]:
 
 def load_samples(stored: StoredRun) -> list[Sample]:
     """Every power sample of a run, in order of arrival."""
+    if not stored.run.samples_file:
+        return []
     path = stored.path.with_name(stored.run.samples_file)
-    if not stored.run.samples_file or not path.exists():
+    if not path.exists():
         return []
     with gzip.open(path, "rt", encoding="utf-8") as file:
         records = [json.loads(line) for line in file]
-    return [Sample(r["rail"], r["mono"], r["power_w"] if "power_w" in r else r["energy_j"]) for r in records]
+    return [Sample(record["rail"], record["mono"], _value(record)) for record in records]
+
+
+def _value(record: Mapping[str, Any]) -> float:
+    value = record["power_w"] if "power_w" in record else record["energy_j"]
+    return math.nan if value is None else float(value)
 
 
 def _sample(sample: Sample, counters: Container[str]) -> dict[str, Any]:
-    """One line of the trace format: watts, or joules when the rail is a counter."""
+    """One line of the trace format: watts, or joules when the rail is a counter; null where a reading was tried and failed."""
     unit = "energy_j" if sample.rail in counters else "power_w"
-    return {"rail": sample.rail, "mono": round(sample.mono, 6), unit: round(sample.value, 6)}
+    value = round(sample.value, 6) if math.isfinite(sample.value) else None
+    return {"rail": sample.rail, "mono": round(sample.mono, 6), unit: value}
 
 
 def _first(error: ValidationError) -> str:

@@ -39,7 +39,7 @@ Fold = Literal["first", "second"]
 Record = Mapping[str, Any]
 
 CLOCKS = ("mono", "time", "wall")
-READINGS = ("power_w", "energy_j")
+READINGS = ("energy_j", "power_w")
 UNNAMED = "trace"
 """The rail of samples that name none."""
 
@@ -298,7 +298,7 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path}: the trace cannot be read: {reason}") from error
     # PowerShell writes UTF-16 when its output is redirected.
     wide = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return raw.decode("utf-16" if wide else "utf-8-sig", errors="replace")
+    return raw.decode("utf-16" if wide else "utf-8", errors="replace").removeprefix("\ufeff")
 
 
 def _json_record(line: str) -> Record | str:
@@ -538,11 +538,9 @@ def _falls_back(times: Sequence[datetime]) -> int | None:
 
 def _zone(name: str) -> tzinfo:
     """A zone by name or offset."""
-    if re.fullmatch(r"[+-]\d\d:?\d\d|Z", name):
-        offset = datetime.fromisoformat(f"2000-01-01T00:00:00{name}").tzinfo
-        if offset is not None:
-            return offset
     try:
+        if re.fullmatch(r"[+-]\d\d:?\d\d|Z", name):
+            return datetime.strptime(name, "%z").tzinfo or UTC
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         known = available_timezones()

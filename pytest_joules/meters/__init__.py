@@ -30,6 +30,8 @@ ENTRY_POINTS = "pytest_joules.meters"
 class Reader(Protocol):
     """An opened meter. Used by one thread only, except `close`, which another thread may call.
 
+    A reader may have an attribute `faults`, a mapping from rail name to why that rail gives nothing just now.
+
     Attributes:
         interval_s: how long to wait between reads; `None` when `read` itself blocks until the source speaks.
     """
@@ -37,7 +39,10 @@ class Reader(Protocol):
     interval_s: float | None
 
     def read(self) -> Sequence[Sample]:
-        """The readings that are there now; empty when there are none. Raises `MeterError` when the source is gone."""
+        """The readings that are there now; empty when there are none. Raises `MeterError` when the source is gone.
+
+        A reading that was tried for and could not be had is a sample whose value is NaN, never 0.
+        """
         ...
 
     def close(self) -> None:
@@ -207,7 +212,8 @@ def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
     options = [chosen for meter in found.meters for chosen in _by_scope(meter, scope)]
     if not options:
         has = sorted({rail.scope for meter in found.meters for rail in meter.rails})
-        raise Unmeasured(f"meter {name} reads scope {', '.join(has)}; the suite requires {scope}")
+        notes = "; ".join(note for meter in found.meters for note in meter.notes)
+        raise Unmeasured(f"meter {name} reads scope {', '.join(has)}; the suite requires {scope} ({notes})")
     best = min(options, key=_rank)
     if basis == "measured" and best.basis != "measured":
         raise Unmeasured(f"meter {name} is {best.basis}; the suite requires a measured source")

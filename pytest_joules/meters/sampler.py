@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,7 +50,7 @@ class Sampler:
         self._thread.start()
         if not self.wait_past(time.monotonic(), timeout_s):
             self.stop()
-            cause = self.failure or f"no reading within {timeout_s:.0f} s"
+            cause = self.failure or "; ".join(self.faults.values()) or f"no reading within {timeout_s:.0f} s"
             raise MeterError(f"meter {self._chosen.meter.name}: {cause}", "run 'joules meters' to see what it gives")
 
     def stop(self) -> None:
@@ -60,6 +61,12 @@ class Sampler:
         self._reader.close()
         self._thread.join(timeout=2.0)
         self._thread = None
+
+    @property
+    def faults(self) -> Mapping[str, str]:
+        """Why a rail gives nothing just now, by rail name, as far as the source says."""
+        said: Mapping[str, str] = getattr(self._reader, "faults", {})
+        return said
 
     def samples(self, start_mono: float, end_mono: float) -> list[Sample]:
         """The samples taken in `[start_mono, end_mono]`, in order of arrival."""
@@ -72,7 +79,7 @@ class Sampler:
         now = time.monotonic()
         recent = self.samples(now - max(1.0, 3.0 / self._rate_hz), now)
         for rail in self._chosen.rails:
-            mine = [s for s in recent if s.rail == rail.name]
+            mine = [s for s in recent if s.rail == rail.name and math.isfinite(s.value)]
             if len(mine) < 2:
                 return None
             if rail.kind == "counter":
@@ -87,7 +94,8 @@ class Sampler:
         deadline = time.monotonic() + timeout_s
         with self._news:
             while True:
-                newest = {s.rail: s.mono for s in self._samples[-8 * len(names) - 8 :]}
+                recent = self._samples[-8 * len(names) - 8 :]
+                newest = {s.rail: s.mono for s in recent if math.isfinite(s.value)}
                 if all(newest.get(name, -np.inf) > mono for name in names):
                     return True
                 left = deadline - time.monotonic()
@@ -252,7 +260,9 @@ class Power:
             trace.energy(rail, *by_rail[rail.name], start_mono, end_mono, self.lags_s.get(rail.name, 0.0))
             for rail in self.chosen.meter.rails
         ]
-        return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, self.failure)
+        silent = "; ".join(self._sampler.faults.values())
+        causes = "; ".join(cause for cause in (self.failure, silent) if cause)
+        return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, causes)
 
     def respond(self, idle: tuple[float, float], load: tuple[float, float]) -> list[Response]:
         """How the rails that count followed a step from an idle stretch to a loaded one."""
