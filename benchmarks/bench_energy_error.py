@@ -13,7 +13,8 @@ The methods beside ours
               inside the window, nothing at the edges, 0 J with fewer than two
     codecarbon as codecarbon 3.3 (`BaseHardware.measure_power_and_energy`): the newest power times the time since the
               measurement before
-A counter is given to them as most tools read one: as the power between two readings.
+Of a counter, zeus and codecarbon take the difference between its newest values at both edges. The mean and the
+trapezoids are given the power between two readings.
 """
 
 from __future__ import annotations
@@ -174,7 +175,21 @@ def area(t: Floats, power_w: Floats) -> float:
     return float(np.sum(np.diff(t) * (power_w[1:] + power_w[:-1]) / 2))
 
 
+def difference(t: Floats, total_j: Floats, start: float, end: float) -> float:
+    from_, to = np.searchsorted(t, [start, end], side="right") - 1
+    return float(total_j[to] - total_j[from_])
+
+
 OTHERS = {"mean": mean_times_seconds, "trapezoid": trapezoid, "zeus": zeus, "codecarbon": codecarbon}
+
+
+def others(sensor: Sensor, t: Floats, value: Floats, start: float, end: float) -> dict[str, float]:
+    """What each other method makes of the same readings."""
+    if sensor.kind != "counter":
+        return {name: method(t, value, start, end) for name, method in OTHERS.items()}
+    between_w = np.diff(value) / np.diff(t)
+    powers = {name: OTHERS[name](t[1:], between_w, start, end) for name in ("mean", "trapezoid")}
+    return powers | dict.fromkeys(("zeus", "codecarbon"), difference(t, value, start, end))
 
 
 @dataclass
@@ -223,10 +238,8 @@ def simulate(
             tally.errors["ours"].append(abs(ours.energy_j / true_j - 1))
             tally.covered.append(abs(ours.energy_j - true_j) <= ours.uncertainty_j)
             tally.half_widths.append(ours.uncertainty_j / true_j)
-        if sensor.kind == "counter":
-            t, value = t[1:], np.diff(value) / np.diff(t)
-        for name, method in OTHERS.items():
-            tally.errors[name].append(abs(method(t, value, start, end) / true_j - 1))
+        for name, other_j in others(sensor, t, value, start, end).items():
+            tally.errors[name].append(abs(other_j / true_j - 1))
     return tally
 
 

@@ -382,7 +382,7 @@ class _Campaign:
             checks.append(
                 gates.edge_uncertainty(
                     reading.energy_j,
-                    reading.uncertainty_j,
+                    reading.edges_j,
                     limits.uncertainty_flag_above,
                     limits.uncertainty_void_above,
                 )

@@ -19,10 +19,11 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
 from pytest_joules.records import Condition, Scope
-from pytest_joules.words import nearest
+from pytest_joules.words import nearest, one_line
 
 Positive = Annotated[int, Field(gt=0)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 DEFAULT_ENGINE = "llama-server"
@@ -70,7 +71,7 @@ class Request:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-    prompt: Annotated[str, Field(min_length=1)] = "short"
+    prompt: Name = "short"
     identical: bool = False
     answer_tokens: Positive = 128
     temperature: Annotated[float, Field(ge=0)] = 0.0
@@ -89,8 +90,8 @@ class Draft:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-    draft_model: str | None = None
-    draft_format: str | None = None
+    draft_model: Name | None = None
+    draft_format: Name | None = None
     draft_tokens_max: Positive = 3
     draft_tokens_min: Annotated[int, Field(ge=0)] = 0
     draft_threshold: Share = 0.0
@@ -202,10 +203,10 @@ class Suite:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
-    question: str
-    model: str | None = None
-    format: str | None = None
-    engine: str = DEFAULT_ENGINE
+    question: Name
+    model: Name | None = None
+    format: Name | None = None
+    engine: Name = DEFAULT_ENGINE
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     server: Server = Server()
     request: Request = Request()
@@ -275,15 +276,19 @@ def find(name: str, near: Path, root: Path) -> Path:
     """
     folders = [folder for folder in (near, *near.parents) if folder == root or root in folder.parents] or [root]
     places = [folder / "suites" for folder in dict.fromkeys((*folders, root))]
-    for place in places:
-        for ending in (".yaml", ".yml"):
-            if (place / f"{name}{ending}").is_file():
-                return place / f"{name}{ending}"
-    known = sorted({path.stem for place in places if place.is_dir() for path in place.glob("*.y*ml")})
+    known: dict[str, Path] = {}
+    for place in reversed(places):
+        known |= _suites_in(place)
+    if name in known:
+        return known[name]
     hint = nearest(name, known) or (
-        f"; there are {', '.join(known)}" if known else f"; there is no suite in {places[-1]}"
+        f"; there are {', '.join(sorted(known))}" if known else f"; there is no suite in {places[-1]}"
     )
     raise UsageError(f"there is no suite {name!r}{hint}")
+
+
+def _suites_in(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for ending in ("yml", "yaml") for path in folder.glob(f"*.{ending}") if path.is_file()}
 
 
 def load(path: Path, knobs: Sequence[str] = ()) -> Suite:
@@ -323,37 +328,48 @@ class _Document:
         return str(self.files[0])
 
 
+class _Loader(yaml.SafeLoader):
+    """Leaves it to `_scalar` what a scalar is, so that a tag on a node is one that somebody wrote."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """No tag."""
+        return ""
+
+
 def _read(path: Path, seen: tuple[Path, ...]) -> _Document:
-    if path in seen:
-        raise UsageError(f"{path}: extends itself by way of {' -> '.join(p.stem for p in seen)}")
+    shown = _shown(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    shown = _shown(path)
+        raise UsageError(f"{shown}: cannot be read: {error}") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise UsageError(f"{shown}{line}: this is no YAML: {getattr(error, 'problem', None) or error}") from None
+        position = getattr(error, "position", None)
+        line = mark.line if mark else 0 if position is None else text.count("\n", 0, position)
+        problem = one_line(str(getattr(error, "problem", None) or error))
+        raise UsageError(f"{shown}:{line + 1}: this is no YAML: {problem}") from None
     if not isinstance(node, yaml.MappingNode):
         raise UsageError(f"{shown}:1: a suite is a mapping with at least question, model and vary")
-    places: dict[tuple[str | int, ...], str] = {(): shown}
+    places: dict[tuple[str | int, ...], str] = {}
     data = _plain(node, (), shown, places, ())
-    parent_name = data.pop("extends", None)
-    if parent_name is None:
+    if "extends" not in data:
         return _Document(data, places, (path,))
+    parent_name, place = data.pop("extends"), places["extends",]
     if not isinstance(parent_name, str):
-        raise UsageError(f"{places[('extends',)]}: extends names one other suite")
-    parent_path = path.with_name(f"{parent_name.removesuffix('.yaml')}.yaml")
-    if not parent_path.is_file():
-        known = [p.stem for p in path.parent.glob("*.yaml")]
+        raise UsageError(f"{place}: extends: expected the name of one other suite, not {parent_name!r}")
+    known = _suites_in(path.parent)
+    parent = known.get(parent_name.removesuffix(".yaml").removesuffix(".yml"))
+    if parent is None:
         raise UsageError(
-            f"{places[('extends',)]}: there is no suite {parent_name!r} beside this one{nearest(parent_name, known)}"
+            f"{place}: extends: there is no suite {parent_name!r} beside this one{nearest(parent_name, known)}"
         )
-    parent = _read(parent_path, (*seen, path))
-    return _Document(_merged(parent.data, data), {**parent.places, **places}, (path, *parent.files))
+    if parent in (*seen, path):
+        way = " -> ".join(p.stem for p in (*seen, path, parent))
+        raise UsageError(f"{place}: extends: {parent.stem} extends itself ({way}); remove one of them")
+    above = _read(parent, (*seen, path))
+    return _Document(_merged(above.data, data), {**above.places, **places}, (path, *above.files))
 
 
 def _shown(path: Path) -> str:
@@ -385,6 +401,18 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     return text
 
 
+def _value(node: yaml.ScalarNode, here: str, path: Sequence[str | int]) -> Any:
+    """A scalar that a result can keep; `.nan`, `1e999`, half a surrogate pair or a number of 5,000 digits are none."""
+    try:
+        value = _scalar(node)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        key = ".".join(str(part) for part in path if not isinstance(part, int)) or "a key"
+        shown = one_line(repr(node.value), 40)
+        raise UsageError(f"{here}: {key}: expected a finite number or a text, not {shown}") from None
+    return value
+
+
 def _plain(
     node: yaml.Node,
     path: tuple[str | int, ...],
@@ -397,18 +425,19 @@ def _plain(
     here = f"{shown}:{node.start_mark.line + 1}"
     if id(node) in around:
         raise UsageError(f"{here}: an alias points to what holds it")
-    if not node.tag.startswith("tag:yaml.org,2002:"):
-        raise UsageError(f"{here}: the tag {node.tag} is not used in suites")
+    if node.tag:
+        raise UsageError(f"{here}: suites have no tags; here stands {node.tag}")
     if isinstance(node, yaml.ScalarNode):
-        return _scalar(node)
+        return _value(node, here, path)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(child, (*path, i), shown, places, (*around, id(node))) for i, child in enumerate(node.value)]
     plain: dict[str, Any] = {}
     for key_node, value_node in node.value:
         line = f"{shown}:{key_node.start_mark.line + 1}"
-        key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        key = _value(key_node, line, path) if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
-            raise UsageError(f"{line}: a key is a name, not {getattr(key_node, 'value', key)!r}")
+            shown_key = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or mapping"
+            raise UsageError(f"{line}: a key is a name, not {shown_key}")
         if key in plain:
             raise UsageError(f"{line}: {key!r} stands here a second time; the first is at {places[(*path, key)]}")
         places[(*path, key)] = line
@@ -453,7 +482,10 @@ def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
     axes = (*_TOP_AXES, *_fields(Server), *_fields(Request), *_fields(Draft), *knobs)
 
     def unknown(key: str, path: tuple[str, ...], known: Sequence[str], what: str) -> str:
-        return f"{document.place(path)}: {'.'.join(path)}: there is no {what} {key!r}{nearest(key, known)}; known: {', '.join(known)}"
+        return (
+            f"{document.place(path)}: {'.'.join(path)}: there is no {what} {key!r}{nearest(key, known)}; "
+            f"known: {', '.join(known) or 'none'}"
+        )
 
     for key in data:
         if key not in _OWN_KEYS:
@@ -480,10 +512,13 @@ def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
             yield f"{document.place(path)}: vary.{axis}: expected a list of values"
             continue
         for index, value in enumerate(values):
-            if value in values[:index]:
+            if isinstance(value, list | dict):
+                yield f"{document.place((*path, index))}: vary.{axis}: expected single values, not {value!r}"
+            elif value in values[:index]:
                 yield f"{document.place((*path, index))}: vary.{axis}: {value!r} stands there twice"
         section = _section_of(axis)
-        if axis in (data.get(section) or {}) if section else axis in data:
+        around = data.get(section) if section else data
+        if isinstance(around, dict) and axis in around:
             fixed = f"{section}.{axis}" if section else axis
             yield f"{document.place(path)}: {axis} varies and is also fixed by {fixed} at {document.place(fixed.split('.'))}; remove one"
 
@@ -497,7 +532,7 @@ def _build(document: _Document, faults: list[str]) -> Suite | None:
             path = ("vary", axis, index)
             if section in _SECTIONS:
                 _validated(_SECTIONS[section], {axis: value}, document, path, faults)
-            elif section == "" and not isinstance(value, str):
+            elif section == "" and not (isinstance(value, str) and value):
                 faults.append(f"{document.place(path)}: vary.{axis}: expected a name, not {value!r}")
     return None if suite is None else dataclasses.replace(suite, files=document.files)
 
@@ -513,16 +548,22 @@ def _validated(
     try:
         return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
+        # A value that fits none of several types gives one error for each of them.
+        expected: dict[tuple[str | int, ...], list[Any]] = {}
         for item in error.errors():
             path = at or tuple(
                 part for part in item["loc"] if part in (*_OWN_KEYS, *_all_fields()) or isinstance(part, int)
             )
-            key = ".".join(str(part) for part in path if not isinstance(part, int)) or "suite"
-            if item["type"] == "missing":
-                missing = item["loc"][-1]
-                faults.append(f"{document.place(path[:-1])}: {missing} is missing")
+            expected.setdefault(path, []).append(item)
+        for path, items in expected.items():
+            if items[0]["type"] == "missing":
+                faults.append(f"{document.place(path[:-1])}: {items[0]['loc'][-1]} is missing")
                 continue
-            fault = f"{document.place(path)}: {key}: {_expected(item)}, not {item['input']!r}"
+            key = ".".join(str(part) for part in path if not isinstance(part, int)) or "suite"
+            value = items[0]["input"]
+            words = " or ".join(dict.fromkeys(_expected(item) for item in items))
+            hint = nearest(value, re.findall(r"'([^']+)'", words)) if isinstance(value, str) else ""
+            fault = f"{document.place(path)}: {key}: {words}, not {value!r}{hint}"
             if fault not in faults:
                 faults.append(fault)
         return None
@@ -535,8 +576,7 @@ def _all_fields() -> tuple[str, ...]:
 
 
 def _expected(item: Any) -> str:
-    message = str(item["msg"])
-    return message[0].lower() + message[1:].replace("Input should", "should")
+    return str(item["msg"]).removeprefix("Input ")
 
 
 def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
@@ -547,15 +587,25 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
     protocol = suite.protocol
     if protocol.warmup_s is not None and protocol.warmup_tokens is not None:
         yield f"{document.place(('protocol', 'warmup_tokens'))}: warmup_s and warmup_tokens: give one of them"
-    if suite.gates.batch_flag_below < suite.gates.batch_void_below:
+    gates = suite.gates
+    if gates.batch_flag_below < gates.batch_void_below:
         yield f"{document.place(('gates',))}: gates: batch_flag_below must not be under batch_void_below"
+    if gates.uncertainty_flag_above > gates.uncertainty_void_above:
+        yield f"{document.place(('gates',))}: gates: uncertainty_flag_above must not be over uncertainty_void_above"
+    if suite.draft.draft_model is None and "draft_model" not in suite.vary:
+        idle: list[tuple[str, ...]] = [("vary", axis) for axis in suite.vary if _section_of(axis) == "draft"]
+        if suite.draft != Draft():
+            idle.append(("draft",))
+        for path in idle:
+            yield f"{document.place(path)}: {'.'.join(path)}: it has no effect without draft_model; name one"
     for condition in suite.conditions:
         setting = suite.setting(condition)
         needed = setting.request.answer_tokens
         if needed >= setting.server.context_per_slot:
             shown = ", ".join(f"{k}={v}" for k, v in condition.items()) or "the suite"
+            section = "vary" if "answer_tokens" in suite.vary else "request"
             yield (
-                f"{document.place(('request', 'answer_tokens'))}: answer_tokens {needed} does not fit into "
+                f"{document.place((section, 'answer_tokens'))}: {section}.answer_tokens: {needed} does not fit into "
                 f"context_per_slot {setting.server.context_per_slot} at {shown}; raise context_per_slot"
             )
             return

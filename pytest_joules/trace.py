@@ -354,8 +354,6 @@ def _outliers(readings: Readings, ceiling_w: float, slack_s: float) -> Mask:
         return a >= 0 and b < len(j) and bool(0 <= j[b] - j[a] <= ceiling_w * (t[b] - t[a] + slack_s))
 
     for k in np.flatnonzero(np.diff(j) < 0).tolist():
-        if found[k] or found[k + 1]:
-            continue
         back = next((m for m in (k + 2, k + 3) if goes_on(k, m)), None)
         if back is not None:
             found[k + 1 : back] = True
@@ -567,11 +565,11 @@ def _estimate(rail: Rail, updates: Updates, start: float, end: float, time_error
     if method == "points":
         return _points(rail, updates, start, end, time_error_s)
     if rail.kind == "counter":
-        return _between_knots(updates.mono, updates.value, start, end, time_error_s, one_by_one=True)
+        return _between_knots(updates.mono, updates.value, start, end, time_error_s)
     reach_s = np.diff(updates.mono, prepend=updates.mono[0] - updates.period_s)
     mono = np.concatenate(([updates.mono[0] - reach_s[0]], updates.mono))
     total_j = np.concatenate(([0.0], np.cumsum(updates.value * reach_s)))
-    found = _between_knots(mono, total_j, start, end, time_error_s, one_by_one=False)
+    found = _between_knots(mono, total_j, start, end, time_error_s)
     # An update that is misdated moves the border between two means, wherever it is.
     steps_w = np.diff(updates.value[updates.inside(start, end)])
     misdated_j = updates.blur_s * float(np.linalg.norm(steps_w))
@@ -594,8 +592,8 @@ def _points(rail: Rail, updates: Updates, start: float, end: float, time_error_s
         _swing_w(updates.mono, updates.value, start, time_error_s) * time_error_s,
         _swing_w(updates.mono, updates.value, end, time_error_s) * time_error_s,
     )
-    first = int(_from_outside(before_w, v[:2], float(spacing[0]), updates.blur_s))
-    last = len(v) - int(_from_outside(after_w, v[:-3:-1], float(spacing[-1]), updates.blur_s))
+    first = int(_from_outside(before_w, v, float(spacing[0]), updates.blur_s))
+    last = len(v) - int(_from_outside(after_w, v[::-1], float(spacing[-1]), updates.blur_s))
     grid = np.concatenate(([start], t[first:last], [end]))
     power_w = np.concatenate((v[first : first + 1], v[first:last], v[last - 1 : last]))
     return _Estimate(float(np.sum(np.diff(grid) * (power_w[1:] + power_w[:-1]) / 2)), halves_j)
@@ -603,7 +601,7 @@ def _points(rail: Rail, updates: Updates, start: float, end: float, time_error_s
 
 def _from_outside(outside_w: Floats, inner_w: Floats, hidden_s: float, blur_s: float) -> bool:
     """Whether the outermost reading inside was taken outside: it may have been, and it is like the one there."""
-    if hidden_s > blur_s or len(outside_w) == 0 or len(inner_w) < 2:
+    if hidden_s > blur_s or len(outside_w) == 0 or len(inner_w) < 3:
         return False
     return bool(abs(inner_w[0] - outside_w[0]) < abs(inner_w[0] - inner_w[1]))
 
@@ -661,7 +659,6 @@ class _Knots:
     Attributes:
         scatter_w: 95 % half-width of one such power about its neighbours.
         time_error_s: how far the times may be off.
-        one_by_one: each time may be off on its own, as those of a counter's readings; else all together.
     """
 
     mono: Floats
@@ -669,7 +666,6 @@ class _Knots:
     power_w: Floats
     scatter_w: float
     time_error_s: float
-    one_by_one: bool
 
     def at(self, when: float, inner: float) -> tuple[float, float]:
         """Energy up to a moment, and its half-width. `inner` is 1 where the window lies after the moment, else 0."""
@@ -684,32 +680,23 @@ class _Knots:
         # Without a step, what is not seen is a walk tied at both ends of the period; with one, the share inside the
         # window is only as well known as the power of the neighbour there.
         inside = abs(inner - share)
+        middle = (self.mono[1:] + self.mono[:-1]) / 2
+        swing_w = _swing_w(middle, self.power_w, when, max(self.time_error_s, width_s / 2))
         loose = share * (1 - share) if abs(after_w - before_w) <= self.scatter_w else inside + inside**2
         halves_j = (
             width_s * (stepped_w - share * mean_w),
             width_s * float(np.hypot(self.scatter_w, 2 * UNSEEN_SHARE * mean_w) * np.sqrt(loose)),
-            self._misdated_j(when, width_s, mean_w),
+            swing_w * self.time_error_s,
         )
         return float(self.total_j[k]) + width_s * stepped_w, float(np.linalg.norm(halves_j))
 
-    def _misdated_j(self, when: float, width_s: float, mean_w: float) -> float:
-        middle = (self.mono[1:] + self.mono[:-1]) / 2
-        together_j = _swing_w(middle, self.power_w, when, max(self.time_error_s, width_s / 2)) * self.time_error_s
-        if not self.one_by_one:
-            return together_j
-        # Misdated knots make neighbouring powers scatter: the variance of a third difference is 5, of `_scatter` 1.5.
-        seen_j = self.scatter_w * width_s * (1.5 / 5.0) ** 0.5
-        return float(np.hypot(together_j, min(mean_w * self.time_error_s, seen_j)))
 
-
-def _between_knots(
-    t: Floats, total_j: Floats, start: float, end: float, time_error_s: float, *, one_by_one: bool
-) -> _Estimate:
+def _between_knots(t: Floats, total_j: Floats, start: float, end: float, time_error_s: float) -> _Estimate:
     """Difference at both edges of a cumulative energy that is known at (n,) times."""
     power_w = np.diff(total_j) / np.diff(t)
     whole = (t[:-1] >= start) & (t[1:] <= end)
     scatter_w, factor = _scatter(((t[1:] + t[:-1]) / 2)[whole], power_w[whole])
-    knots = _Knots(t, total_j, power_w, factor * scatter_w, time_error_s, one_by_one)
+    knots = _Knots(t, total_j, power_w, factor * scatter_w, time_error_s)
     from_j, from_half_j = knots.at(start, 1.0)
     to_j, to_half_j = knots.at(end, 0.0)
     return _Estimate(to_j - from_j, (from_half_j, to_half_j))

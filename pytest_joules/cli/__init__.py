@@ -20,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 @app.callback()
@@ -33,14 +33,24 @@ def print_json(record: Any) -> None:
     typer.echo(json.dumps(record, allow_nan=False, ensure_ascii=False, indent=2))
 
 
+_BAD_CALL: type[Exception] = typer.BadParameter.__mro__[2]
+"""What typer raises for a command line it cannot read (click's ClickException, whichever of the two brings it)."""
+
+
 def main() -> None:
     """Run the command line; one line on stderr and a fitting exit code for everything foreseen."""
     for info in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{info.name}")
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except JoulesError as error:
         print(f"joules: {error}", file=sys.stderr)
         sys.exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED)
+    except _BAD_CALL as error:
+        said = getattr(error, "format_message", error.__str__)()
+        print(f"joules: {said or 'no command'}; see 'joules --help'", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(0)

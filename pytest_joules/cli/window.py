@@ -150,13 +150,11 @@ def judge(series: Sequence[Series], start: float, end: float, notes: Sequence[st
     parts = [read[name] for name in names]
     energy_j = sum(p.energy_j or 0.0 for p in parts)
     uncertainty_j = math.hypot(*(p.uncertainty_j for p in parts))
-    # Calibration is alike in every window; the gate is about what a longer window would mend.
-    edges_j = math.sqrt(max(0.0, uncertainty_j**2 - sum(p.calibration_j**2 for p in parts)))
     rails = tuple(read.values())
     found_gates += [
         gates.has_energy(rails, names, ""),
         gates.samples(rails, names, min_samples, max(THIN, min_samples), thin_voids=True),
-        gates.edge_uncertainty(energy_j, edges_j, EDGE_FLAG, EDGE_VOID),
+        gates.edge_uncertainty(energy_j, uncertainty_j, EDGE_FLAG, EDGE_VOID),
         _alive(counted, energy_j),
         _mended([f"{p.rail}: {flag}" if len(parts) > 1 else flag for p in parts for flag in p.flags] + list(notes)),
         *_checks(counted, checks, read, end - start),

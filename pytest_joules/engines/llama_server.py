@@ -38,6 +38,8 @@ CONTEXT_STEP = 256
 """llama.cpp pads the context of a slot to a multiple of this."""
 
 _START_ATTEMPTS = 3
+_POLL_S = 1.0
+"""How long one look at a loading server may take, during which its end would not be noticed."""
 _SHORT_S = 30.0
 """How long an answer may take that costs the server nothing."""
 _DYING_S = 1.0
@@ -415,7 +417,7 @@ class _Connection:
                 raise EngineError(f"llama-server ended while loading: {self._process.how_it_ended()}")
             try:
                 left_s = max(0.1, deadline - time.monotonic())
-                status, text = self._run(self._ask("GET", "/health", None, min(5.0, left_s)))
+                status, text = self._run(self._ask("GET", "/health", None, min(_POLL_S, left_s)))
                 if status == 200 and self._process.running():
                     return
                 said = f"{status} {one_line(text, 120)}"

@@ -150,6 +150,11 @@ class Reading:
     calibration_j: float = 0.0
 
     @property
+    def edges_j(self) -> float:
+        """The part of the uncertainty that is this stretch's own: edges, refresh, lag, rounding."""
+        return math.sqrt(max(0.0, self.uncertainty_j**2 - self.calibration_j**2))
+
+    @property
     def power_w(self) -> float | None:
         """Mean power over the stretch."""
         return None if self.energy_j is None else self.energy_j / (self.end_mono - self.start_mono)
@@ -236,8 +241,12 @@ class Power:
     @property
     def margin_s(self) -> float:
         """How long to sample past a window's end so that its edge can be interpolated."""
-        periods = [rail.refresh_s or rail.averaging_s or 0.0 for rail in self.chosen.rails]
-        return 2.0 * max(1.0 / self.rate_hz, *periods)
+        lags = [self.lags_s.get(rail.name, 0.0) for rail in self.chosen.rails]
+        late = [
+            (rail.refresh_s or 0.0) + (rail.averaging_s or 0.0) + lag
+            for rail, lag in zip(self.chosen.rails, lags, strict=True)
+        ]
+        return 2.0 * max(1.0 / self.rate_hz, *late)
 
     def latest_power_w(self) -> float | None:
         """Power just now, for a person to look at."""

@@ -280,4 +280,6 @@ def project(
     """A project whose pytest runs within this process, with this plugin alone."""
     # Every run imports its plugins anew, which would take longer than most runs.
     monkeypatch.setenv(NO_OTHER_PLUGINS, "1")
+    # Watching for other load takes half a second; all it would find here is other tests.
+    monkeypatch.setattr("pytest_joules.machine.heavy_processes", lambda *_, **__: [])
     return Project(pytester.path, functools.partial(pytester.runpytest_inprocess, "-p", "joules"))

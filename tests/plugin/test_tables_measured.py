@@ -1,5 +1,7 @@
 """Tables of several shapes, measured and read back; and the hardware for tests that are no predictions."""
 
+import time
+
 import pytest
 
 OTHER_POWER = """
@@ -134,6 +136,8 @@ def test_against_reads_the_latest_run_of_the_other_suite(project) -> None:
     assert project.run("test_other.py").ret == pytest.ExitCode.OK
     first = project.stored_run("other")
     project.script("    ROUND_S = 0.3\n")
+    # The names of runs tell their order by the second.
+    time.sleep(1)
     assert project.run("test_other.py").ret == pytest.ExitCode.OK
     second = max((stored.run for stored in project.all_stored("other")), key=lambda run: run.started_utc)
     assert second.run_id != first.run_id

@@ -1,8 +1,10 @@
 """What the unit tests share: made-up tables, windows and runs."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
 import pytest
 
 from pytest_joules.prediction import Prediction
@@ -126,3 +128,25 @@ def make_run() -> Callable[..., Run]:
         return Run(**(usual | changes))
 
     return build
+
+
+def _there(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.fixture
+def gone() -> Callable[..., bool]:
+    """Whether all these processes end within 15 s."""
+
+    def wait(*pids: int) -> bool:
+        deadline = time.monotonic() + 15.0
+        while any(map(_there, pids)):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    return wait

@@ -311,6 +311,14 @@ def test_a_hole_of_more_than_three_periods_is_refused(missing: int, carried: boo
     assert trace.energy(POWER, t[kept], power[kept], 12.0, 18.0).energy_j is not None
 
 
+def test_a_hole_is_measured_in_periods_of_the_sensor_not_of_the_polls() -> None:
+    t = grid(0.0, 40.0, 0.2)
+    kept = ~((t > 20.0) & (t < 22.0))
+    power = (50.0 + np.sin(np.floor(t)))[kept]
+    assert trace.energy(replace(POWER, refresh_s=1.0), t[kept], power, 10.0, 30.0).energy_j is not None
+    assert trace.energy(replace(POWER, refresh_s=0.1), t[kept], power, 10.0, 30.0).energy_j is None
+
+
 def test_several_holes_do_not_become_the_usual_spacing() -> None:
     t = grid(0.0, 60.0, 0.5)
     kept = ~(((t > 10) & (t < 14)) | ((t > 30) & (t < 34)) | ((t > 50) & (t < 54)))
@@ -368,12 +376,23 @@ def test_readings_that_are_equal_by_rounding_are_no_stairs() -> None:
     v = np.round(60.0 + 0.4 * np.sin(t) + 0.2 * np.sin(3.1 * t))
     assert trace.refresh_period(t, v) is None
     assert trace.energy(POWER, t, v, 10.0, 20.0).updates == 51
+    assert trace.refresh_period(t, np.floor(60.0 + t)) is None
 
 
 def test_plateaus_of_the_power_are_no_stairs() -> None:
     t = grid(0.0, 60.0, 0.1)
     v = np.where((t // 5) % 2 == 0, 20.0, 80.0)
     assert trace.refresh_period(t, v) is None
+
+
+@pytest.mark.parametrize(("stated_s", "found_s"), [(0.9, 0.9), (0.2, 1.0), (None, 1.0)])
+def test_a_seen_period_near_the_stated_one_confirms_it_and_another_overrules_it(
+    stated_s: float | None, found_s: float
+) -> None:
+    t, v, _ = stairs(1.0, 0.2, 60.0)
+    updates = trace.find_updates(replace(POWER, refresh_s=stated_s), trace.clean(t, np.where(t < 30.0, v, v[-1])))
+    # Where nothing moves any more, updates are counted by the period that is gone by.
+    assert np.diff(updates.mono)[-1] == pytest.approx(found_s, rel=0.03)
 
 
 def test_an_update_seen_at_one_reading_happened_before_it() -> None:
@@ -441,6 +460,65 @@ def test_few_averaging_times_are_flagged() -> None:
     assert trace.energy(rail, t, power, 5.0, 11.0).flags == ()
 
 
+def test_a_short_average_is_half_its_length_old() -> None:
+    """Read as fast as it refreshes, every 0.5 s, a mean over 0.2 s is 0.25 s and another 0.1 s late."""
+    rail = replace(POWER, kind="moving_average", averaging_s=0.2, refresh_s=0.5)
+    t = grid(0.0, 40.0, 0.5)
+    found = trace.energy(rail, t, 100.0 + 2.0 * (t - 0.35), 10.0, 30.0)
+    assert found.energy_j == pytest.approx(20 * (100.0 + 2.0 * 20.0), rel=1e-4)
+
+
+def test_tiles_are_laid_from_both_edges() -> None:
+    """A load that falls shortly before the end is seen whole, though the window is no multiple of the averaging time."""
+
+    def total_j(when: np.ndarray | float) -> np.ndarray:
+        return np.interp(when, [0.0, 10.0, 20.1, 20.4, 40.0], np.cumsum([0.0, 200.0, 1010.0, 18.0, 392.0]))
+
+    rail = replace(POWER, kind="moving_average", averaging_s=1.0, refresh_s=1e-6)
+    t = grid(1.0, 39.0, 0.01)
+    found = trace.energy(rail, t, total_j(t) - total_j(t - 1.0), 10.0, 20.4)
+    assert found.energy_j == pytest.approx(1028.0, rel=1e-3)
+
+
+def test_readings_at_the_edges_that_are_like_those_outside_are_taken_for_them() -> None:
+    t = grid(0.0, 40.0, 0.5)
+    power = np.where((t > 10.0) & (t < 30.0), 80.0, 20.0)
+    assert trace.energy(POWER, t, power, 10.0, 30.0).energy_j == pytest.approx(1600.0)
+
+
+def test_averaging_longer_than_stated_is_covered() -> None:
+    t = grid(0.0, 40.0, 0.01)
+
+    def total_j(when: np.ndarray) -> np.ndarray:
+        return 20.0 * when + 80.0 * np.clip(when - 10.0, 0.0, 20.0)
+
+    rail = replace(POWER, kind="moving_average", averaging_s=1.0, refresh_s=1e-6)
+    found = trace.energy(rail, t, (total_j(t) - total_j(t - 1.04)) / 1.04, 10.0, 30.0)
+    assert found.energy_j is not None
+    assert abs(found.energy_j - 2000.0) > 1.0
+    assert covers(found, 2000.0)
+
+
+def test_what_the_record_does_not_reach_widens_the_interval() -> None:
+    rail = replace(POWER, kind="moving_average", averaging_s=1.0, refresh_s=0.1)
+    t = grid(0.0, 40.0, 0.1)
+    power = 60.0 + np.sin(t)
+    halves = [
+        trace.energy(rail, t[t < until], power[t < until], 10.0, 30.0).uncertainty_j for until in (40.0, 30.3, 29.85)
+    ]
+    assert halves[0] < halves[1] < halves[2]
+    # The last two tenths of a second may have held anything up to their power once more.
+    assert halves[2] > 60.0 * 0.19
+
+
+def test_more_than_a_step_in_an_interval_is_split_as_a_step_would_be() -> None:
+    """A burst at the start lifts the interval's mean above what follows: most of it belongs to the window."""
+    t = grid(0.0, 40.0, 1.0)
+    total = 20.0 * t + 80.0 * np.clip(t - 10.2, 0, 20.0) + 60.0 * np.clip(t - 10.2, 0, 0.8)
+    found = trace.energy(MEAN, t, np.diff(total, prepend=-20.0), 10.2, 30.2)
+    assert found.energy_j == pytest.approx(100.0 * 20.0 + 60.0 * 0.8, abs=5.0)
+
+
 def test_a_step_inside_an_interval_mean_is_placed_by_its_size() -> None:
     t = grid(0.0, 40.0, 1.0)
     load = np.clip(t - 10.3, 0, 20.4)
@@ -476,6 +554,63 @@ def test_the_half_width_shrinks_as_the_window_grows(kind: Any) -> None:
         if (found := trace.energy(replace(POWER, kind=kind), t, value, 20.1, 20.1 + window)).energy_j
     ]
     assert shares[0] > shares[1] > shares[2]
+
+
+def held(rail: Rail, refresh_s: float, poll_s: float, window_s: float, power: Any, windows: int = 200) -> float:
+    """How often the interval of a window holds the truth, over sensors of any phase read with jitter.
+
+    Args:
+        power: from a random generator and times to the power at each.
+    """
+    hits = []
+    for seed in range(windows):
+        rng = np.random.default_rng(seed)
+        fine = np.arange(0.0, window_s + 10.0, 0.002)
+        total = np.concatenate(([0.0], np.cumsum(power(rng, fine)) * 0.002))[:-1]
+        polls = grid(2.0, window_s + 8.0, poll_s)
+        polls = polls + rng.uniform(-0.3, 0.3, len(polls)) * poll_s
+        phase_s = rng.uniform(0.0, refresh_s)
+        updated = np.floor((polls - phase_s) / refresh_s) * refresh_s + phase_s
+        over_s = rail.averaging_s or 0.002
+        shown = np.interp(updated, fine, total)
+        if rail.kind != "counter":
+            shown = (shown - np.interp(updated - over_s, fine, total)) / over_s
+        found = trace.energy(rail, polls, np.round(shown, 4), 4.0, 4.0 + window_s)
+        hits.append(covers(found, float(np.interp(4.0 + window_s, fine, total) - np.interp(4.0, fine, total))))
+    return float(np.mean(hits))
+
+
+def restless(rng: np.random.Generator, t: np.ndarray) -> np.ndarray:
+    return rng.normal(60.0, 20.0, round(t[-1] / 0.25) + 2)[np.floor(t / 0.25).astype(int)]
+
+
+def bursts(rng: np.random.Generator, t: np.ndarray) -> np.ndarray:
+    turns = np.cumsum(rng.uniform(0.5, 1.5, 100))
+    return np.where(np.searchsorted(turns, t) % 2, 140.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("rail", "refresh_s", "poll_s", "power"),
+    [
+        (replace(COUNTER, refresh_s=0.5), 0.5, 0.5, lambda rng, t: np.full(len(t), 60.0)),
+        (replace(COUNTER, refresh_s=0.5), 0.5, 0.1, bursts),
+        (replace(COUNTER, refresh_s=1.0), 1.0, 0.1, restless),
+        (replace(POWER, kind="moving_average", averaging_s=1.0, refresh_s=0.36), 0.36, 0.25, bursts),
+        (replace(POWER, refresh_s=0.004), 0.004, 0.25, lambda rng, t: rng.normal(60.0, 12.0, len(t))),
+        (replace(POWER, refresh_s=0.2), 0.2, 0.05, bursts),
+        (replace(MEAN, refresh_s=0.5), 0.5, 0.3, bursts),
+    ],
+)
+def test_the_interval_holds_the_truth(rail: Rail, refresh_s: float, poll_s: float, power: Any) -> None:
+    rail = replace(rail, averaging_s=0.5) if rail.kind == "interval_mean" else rail
+    assert held(rail, refresh_s, poll_s, 10.0, power) >= 0.92
+
+
+def test_the_interval_of_noisy_power_is_as_wide_as_its_noise() -> None:
+    rng = np.random.default_rng(9)
+    t = grid(0.0, 120.0, 0.25)
+    found = trace.energy(replace(POWER, refresh_s=0.001), t, rng.normal(60.0, 6.0, len(t)), 10.0, 110.0)
+    assert found.uncertainty_j == pytest.approx(2 * 6.0 * 100.0 / 400**0.5, rel=0.4)
 
 
 def test_whole_watts_widen_the_interval() -> None:

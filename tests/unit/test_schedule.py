@@ -1,0 +1,66 @@
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_joules.schedule import Step, plan
+
+BATCHES = [{"parallel": n} for n in (1, 2, 4, 8)]
+
+
+def orders(steps: list[Step]) -> list[list[int]]:
+    passes = max(step.pass_index for step in steps) + 1
+    return [
+        [s.condition["parallel"] for s in steps if s.pass_index == p and s.role == "measured"] for p in range(passes)
+    ]
+
+
+def test_the_published_order_is_turned_round_every_second_pass() -> None:
+    steps = plan(BATCHES, 3, "reversed", control=False, seed=1)
+    assert orders(steps) == [[1, 2, 4, 8], [8, 4, 2, 1], [1, 2, 4, 8]]
+    assert {step.role for step in steps} == {"measured"}
+
+
+def test_as_given_repeats_the_suites_order() -> None:
+    assert orders(plan(BATCHES, 2, "as_given", control=False, seed=1)) == [[1, 2, 4, 8]] * 2
+
+
+def test_balanced_draws_by_seed_and_turns_each_pair_round() -> None:
+    first, second, third, fourth = orders(plan(BATCHES, 4, "balanced", control=True, seed=1))
+    assert second == first[::-1]
+    assert fourth == third[::-1]
+    assert orders(plan(BATCHES, 4, "balanced", control=True, seed=1)) == [first, second, third, fourth]
+    drawn = {tuple(orders(plan(BATCHES, 2, "balanced", control=False, seed=seed))[0]) for seed in range(20)}
+    assert len(drawn) > 5
+
+
+def test_the_first_condition_of_the_suite_is_the_control() -> None:
+    steps = plan(BATCHES, 2, "balanced", control=True, seed=3)
+    assert [steps[i] for i in (4, 9)] == [Step(0, BATCHES[0], "control"), Step(1, BATCHES[0], "control")]
+
+
+@settings(max_examples=60, derandomize=True)
+@given(
+    st.integers(1, 7),
+    st.integers(1, 6),
+    st.sampled_from(["balanced", "reversed", "as_given"]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_every_condition_stands_once_in_every_pass(
+    count: int, passes: int, order: str, control: bool, seed: int
+) -> None:
+    conditions = [{"parallel": n} for n in range(count)]
+    steps = plan(conditions, passes, order, control=control, seed=seed)
+    assert len(steps) == passes * (count + control)
+    assert [step.pass_index for step in steps] == sorted(step.pass_index for step in steps)
+    seen = Counter((s.pass_index, s.condition["parallel"]) for s in steps if s.role == "measured")
+    assert seen == {(p, n): 1 for p in range(passes) for n in range(count)}
+
+
+@settings(max_examples=40, derandomize=True)
+@given(st.integers(2, 7), st.sampled_from(["balanced", "reversed"]), st.integers(0, 99))
+def test_over_a_pair_of_passes_each_condition_stands_early_as_often_as_late(count: int, order: str, seed: int) -> None:
+    steps = plan([{"parallel": n} for n in range(count)], 2, order, control=False, seed=seed)
+    places = [sum(place for place, step in enumerate(steps) if step.condition["parallel"] == n) for n in range(count)]
+    assert set(places) == {2 * count - 1}
