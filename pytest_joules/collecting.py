@@ -133,19 +133,22 @@ def options(config: pytest.Config) -> Options:
         given = config.getoption(f"joules_{name}")
         return given if given is not None else config.getini(f"joules_{name}") or None
 
-    root = config.rootpath
+    def place(name: str, path: str) -> Path:
+        # What is typed is meant from where one stands, what is configured from the project's root.
+        typed = config.getoption(f"joules_{name}") is not None
+        return (config.invocation_params.dir if typed else config.rootpath) / Path(path).expanduser()
+
     substitutes = {}
     for pair in chosen("model") or ():
         name, equals, path = pair.partition("=")
         if not (name and equals and path):
             raise pytest.UsageError(f"--joules-model {pair}: write NAME=PATH")
-        substitutes[name] = Path(path).expanduser()
-    results = chosen("results")
+        substitutes[name] = place("model", path)
     return Options(
-        root=root,
-        results=root / results if results else root / "results",
+        root=config.rootpath,
+        results=place("results", chosen("results") or "results"),
         machine_slug=chosen("machine"),
-        model_folders=tuple(root / folder for folder in chosen("models") or ()),
+        model_folders=tuple(place("models", folder) for folder in chosen("models") or ()),
         substitutes=substitutes,
         server=chosen("server"),
         meter=chosen("meter") or "auto",

@@ -184,7 +184,7 @@ class _Campaign:
         )
         self.windows: list[Window] = []
         self.deviations = list(bench.deviations)
-        self.failed: dict[str, str] = {}
+        self.failed: set[str] = set()
         self.engine_facts: dict[str, Any] = {}
         averaging_s = max((rail.averaging_s or 0.0 for rail in bench.power.chosen.rails), default=0.0)
         self.least_s = max(protocol.min_window_s, AVERAGING_WINDOWS * averaging_s)
@@ -257,7 +257,7 @@ class _Campaign:
         """One condition on a fresh server; what goes wrong voids its window and nothing else."""
         name = label(step.condition)
         if name in self.failed:
-            self._close(index, self._voided(index, step, f"not run again: {self.failed[name]}"))
+            self._close(index, self._voided(index, step, "not run again after it failed"))
             return
         setting = self.suite.setting(step.condition)
         self.bench.progress.doing(index, step, "starting the server", None)
@@ -275,7 +275,7 @@ class _Campaign:
                 if index == len(self.steps) - 1:
                     self._idle_window(index, step, "idle_after")
         except EngineError as error:
-            self.failed[name] = str(error)
+            self.failed.add(name)
             window = self._voided(index, step, str(error))
             if not started:
                 self._give_up_if_hopeless(error)

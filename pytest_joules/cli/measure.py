@@ -162,7 +162,9 @@ def describe(
 def lines(record: Mapping[str, Any]) -> Iterator[str]:
     """The record for people, the total first."""
     scope = f"{record['scope']} ({', '.join(record['covers'])})"
-    yield f"{_amount(record)} over {record['window_s']:.2f} s, {record['outcome']}"
+    # "measured" as an outcome beside an estimated basis would say two things with one word.
+    against = "" if record["outcome"] == "measured" else f", {record['outcome']}"
+    yield f"{_amount(record)} over {record['window_s']:.2f} s{against}"
     yield f"  by {record['meter']}, scope {scope}, {record['basis']}; {one_line(record['chosen_because'], 100)}"
     for rail in record["rails"]:
         role = ", only to check" if rail["role"] == "check" else ""

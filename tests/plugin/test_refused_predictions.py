@@ -51,6 +51,15 @@ REFUSED = {
         """,
         "*::test_it: it is marked xfail; a prediction that is expected to fail is another prediction, state that one",
     ),
+    "a skip": (
+        """
+        def test_it(sweep):
+            if sweep.power_w[2] > 1:
+                pytest.skip("not on this machine")
+            assert sweep.power_w[2] < 0.5
+        """,
+        "*::test_it: Skipped: not on this machine",
+    ),
     "return": (
         """
         def test_it(sweep):

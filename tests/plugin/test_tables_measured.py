@@ -170,7 +170,7 @@ def test_energy_of_any_code(project) -> None:
         "    with power.window() as window:\n"
         "        time.sleep(0.6)\n"
         "    assert 0.6 <= window.window_s < 5\n"
-        "    assert window.energy_j == window.power_w * window.window_s\n"
+        "    assert abs(window.energy_j / (window.power_w * window.window_s) - 1) < 1e-9\n"
         "    assert 0 < window.energy_j < 0.001, window\n"
     )
     done = project.run()
@@ -196,3 +196,24 @@ def test_a_table_without_a_suite_says_what_is_missing(project) -> None:
         ["joules: test_it.py::test_it: it takes a table but names no suite; mark it with pytest.mark.joules('SUITE')"]
     )
     project.assert_untouched()
+
+
+def test_folders_that_are_typed_are_meant_from_where_one_stands(project, monkeypatch) -> None:
+    project.suite(vary={"parallel": [1]}, protocol={"passes": 1})
+    project.predictions(
+        """
+        def test_some_speed(sweep):
+            assert sweep.tokens_per_s[1] > 1
+        """
+    )
+    inside = project.folder / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    project.run("..", "--joules-results=kept").assert_outcomes(passed=1)
+    assert len(list((inside / "kept" / "bench" / "scripted").glob("*.json"))) == 1
+    assert not project.results.exists()
+    with (project.folder / "pytest.ini").open("a") as ini:
+        ini.write("joules_results = ~/at_home\n")
+    monkeypatch.setenv("HOME", str(project.folder))
+    project.run("..").assert_outcomes(passed=1)
+    assert len(list((project.folder / "at_home" / "bench" / "scripted").glob("*.json"))) == 1

@@ -112,7 +112,7 @@ def test_figures_for_people(use) -> None:
     result = joules("--seconds", "0.3")
     first = result.stdout.splitlines()[0]
     assert " J (20" in first
-    assert first.endswith("measured")
+    assert first.endswith(" s")
     assert "scope chip (cpu, dram), measured; made for this" in result.stdout
     assert result.stderr == ""
 
