@@ -7,6 +7,9 @@ from typing import Literal
 
 from pytest_joules.records import Gate, Outcome, RailEnergy, RequestRecord
 
+SLOPE = (1.0, 1.4)
+"""How steeply an outer meter may rise with an inner one."""
+
 CARRIES_SHARE = 0.10
 """A rail with less of the energy than this may be slow without thinning the window."""
 
@@ -215,3 +218,59 @@ def drafted(answers: Sequence[RequestRecord]) -> Gate:
         limit="more than none",
         remedy="" if count else "see the server's log: the draft must have the model's vocabulary",
     )
+
+
+def wall_slope(inner_w: Sequence[float], outer_w: Sequence[float], inner: str, outer: str) -> Gate:
+    """How much a meter further out rises for each watt of the one further in, over windows of different load.
+
+    What lies between them (supply, regulators, memory, fans) can only add: a slope under 1 means that one of the two is
+    wrong, a slope over 1.4 that the outer one sees work which the inner one does not.
+
+    Args:
+        inner_w, outer_w: (n,) mean power of each window by the two meters.
+        inner, outer: their names.
+    """
+    name, limit = f"{outer} against {inner}", f"slope {SLOPE[0]:g} to {SLOPE[1]:g}, from windows that differ by a fifth"
+    count = len(inner_w)
+    if count < 2 or max(inner_w) < 1.2 * min(inner_w):
+        return Gate(name=name, outcome="not evaluable", value=None, limit=limit)
+    mean_in, mean_out = sum(inner_w) / count, sum(outer_w) / count
+    spread = sum((x - mean_in) ** 2 for x in inner_w)
+    slope = sum((x - mean_in) * (y - mean_out) for x, y in zip(inner_w, outer_w, strict=True)) / spread
+    share = sum(inner_w) / sum(outer_w)
+    flagged = not SLOPE[0] <= slope <= SLOPE[1]
+    return Gate(
+        name=name,
+        outcome="flag" if flagged else "pass",
+        value=f"slope {slope:.2f}, {inner} is {share:.0%} of it",
+        limit=limit,
+        remedy="find out what only the outer meter sees, and whether both see the same machine" if flagged else "",
+    )
+
+
+def readings(rails: Sequence[RailEnergy], counted: Sequence[str]) -> Gate:
+    """What was mended or suspicious in the readings of the rails that count."""
+    said = [f"{rail.rail}: {flag}" for rail in rails if rail.rail in counted for flag in rail.flags]
+    return Gate(
+        name="readings",
+        outcome="flag" if said else "pass",
+        value="; ".join(said) or "as they came",
+        limit="nothing dropped, moved or standing still",
+        remedy="see the samples beside the run" if said else "",
+    )
+
+
+def counter_check(disagreement: float | None, flag_above: float, void_above: float) -> Gate:
+    """An energy counter against the power of the same rail, integrated.
+
+    Args:
+        disagreement: difference as a share of the counter's energy; `None` when the window is too short to compare.
+    """
+    limit = f"{flag_above:.0%} flags, {void_above:.0%} voids"
+    if disagreement is None:
+        return Gate(name="counter against power", outcome="pass", value="too short to compare", limit=limit)
+    kind: Literal["pass", "flag", "void"] = (
+        "void" if disagreement > void_above else "flag" if disagreement > flag_above else "pass"
+    )
+    remedy = "" if kind == "pass" else "one of the two is wrong: compare with another source"
+    return Gate(name="counter against power", outcome=kind, value=disagreement, limit=limit, remedy=remedy)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import filelock
 import psutil
 
-from pytest_joules import gates, machine, schedule, store
+from pytest_joules import gates, machine, schedule, store, trace
 from pytest_joules.engines import Counters, Engine, Round, Server
 from pytest_joules.errors import Busy, EngineError, JoulesError, MeterFrozen
 from pytest_joules.meters.estimate import busy_cpu_s
@@ -194,7 +194,7 @@ class _Campaign:
         suite, bench = self.suite, self.bench
         run_id, started = store.new_run_id(), store.utc_now()
         begun_mono = time.monotonic()
-        counters = {rail.name for rail in bench.power.chosen.meter.rails if rail.kind == "counter"}
+        counters = {rail.name for rail in bench.power.chosen.every_rail if rail.kind == "counter"}
         self.engine_facts = {name: dict(engine.facts()) for name, engine in bench.engines.items()}
         before = machine.power_state()
         busy = machine.heavy_processes()
@@ -368,7 +368,8 @@ class _Campaign:
             gates.requests_complete(answers, slots * rounds, setting.request.answer_tokens),
             gates.prompt_cache(answers, wanted=setting.request.cache_prompt),
             gates.achieved_batch(busy, steps, slots, limits.batch_void_below, limits.batch_flag_below),
-            gates.has_energy(reading.rails, counted, self.bench.power.failure),
+            gates.has_energy(reading.rails, counted, reading.causes),
+            gates.readings(reading.rails, counted),
             gates.client_cost(cpu.ours_s, cpu.machine_s, limits.client_cpu_flag_above),
             gates.other_load(cpu.others_cores, limits.other_load_flag_above),
         ]
@@ -387,6 +388,13 @@ class _Campaign:
                     limits.uncertainty_void_above,
                 )
             )
+            by_rail = {rail.rail: rail for rail in reading.rails}
+            seconds = reading.end_mono - reading.start_mono
+            for rail, check in self.bench.power.chosen.checks:
+                counter_j, integrated_j = by_rail[rail.name].energy_j, by_rail[check.name].energy_j
+                if counter_j is not None and integrated_j is not None:
+                    share = trace.disagreement(counter_j, integrated_j, seconds, check.averaging_s)
+                    checks.append(gates.counter_check(share, limits.counter_flag_above, limits.counter_void_above))
         return checks
 
     def _voided(self, index: int, step: Step, failure: str) -> Window:
@@ -419,7 +427,7 @@ class _Campaign:
         for response in power.respond((idle.start_mono, idle.end_mono), (start, end)):
             if response.share is not None and response.share < LEAST_RESPONSE:
                 raise MeterFrozen(
-                    f"meter {power.chosen.meter.name}: {response.rail} read {response.idle_w:.3g} W idle and {response.load_w:.3g} W "
+                    f"meter {power.chosen.name}: {response.rail} read {response.idle_w:.3g} W idle and {response.load_w:.3g} W "
                     f"under full load, so it does not follow the chip",
                     "name another source with --joules-meter",
                 )
@@ -465,15 +473,30 @@ class _Campaign:
         whole = {name: figures for name, figures in by_condition.items() if len(figures) == self.suite.protocol.passes}
         spreads = [(name, (max(f) - min(f)) / statistics.fmean(f)) for name, f in whole.items() if len(f) > 1]
         found = [gates.pass_spread(spreads, self.suite.gates.spread_flag_above)]
+        found += self._outer_meters()
         if self.suite.protocol.passes == 2:
             found.append(gates.run_order([f[0] for f in whole.values()], [f[1] for f in whole.values()]))
+        return found
+
+    def _outer_meters(self) -> list[Gate]:
+        """Meters further out, recorded beside the one that counts, against it."""
+        chosen = self.bench.power.chosen
+        found = []
+        for meter in chosen.beside:
+            outer = [rail.name for rail in chosen.part(meter).rails]
+            pairs = []
+            for window in self.windows:
+                beside = [rail.energy_j for rail in window.rails if rail.rail in outer and rail.energy_j is not None]
+                if window.energy_j is not None and len(beside) == len(outer):
+                    pairs.append((window.energy_j / window.window_s, sum(beside) / window.window_s))
+            found.append(gates.wall_slope([p[0] for p in pairs], [p[1] for p in pairs], chosen.name, meter.name))
         return found
 
     def _meter_record(self) -> MeterRecord:
         chosen = self.bench.power.chosen
         return MeterRecord(
-            name=chosen.meter.name, basis=chosen.basis, scope=chosen.scope, covers=chosen.covers, rate_hz=self.bench.power.rate_hz,
-            rails=chosen.meter.rails, chosen_because=chosen.because, notes=chosen.meter.notes, lags_s=self.bench.power.lags_s,
+            name=chosen.name, basis=chosen.basis, scope=chosen.scope, covers=chosen.covers, rate_hz=self.bench.power.rate_hz,
+            rails=chosen.every_rail, chosen_because=chosen.because, notes=chosen.notes, lags_s=self.bench.power.lags_s,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 
-Scope = Literal["chip", "gpu", "board", "wall"]
+Scope = Literal["chip", "gpu", "gpu+chip", "board", "wall"]
 Kind = Literal["instant", "interval_mean", "moving_average", "counter"]
 Basis = Literal["measured", "estimated", "synthetic", "transcribed", "transferred", "placeholder"]
 Outcome = Literal["measured", "flagged", "void"]

@@ -71,25 +71,25 @@ def closure(module: Path, root: Path, others: Iterable[Path]) -> tuple[list[Path
     conftests = [path for folder in _folders(module.parent, root) if (path := folder / "conftest.py").is_file()]
     files = [module, *others, *conftests]
     foreign: list[str] = []
-    # What a conftest imports belongs to the meaning too, but unlike a prediction it may reach the machine.
-    todo = [(module, True), *((path, False) for path in conftests)]
     seen: set[Path] = set()
-    while todo:
-        current, confined = todo.pop(0)
-        if current in seen:
-            continue
-        seen.add(current)
-        found = _packages_around(current)
-        for name, folders in _imports(current, root):
-            if name.split(".")[0] in ALLOWED_IMPORTS:
+    # What a conftest imports belongs to the meaning too, but unlike a prediction it may reach the machine.
+    for todo, confined in (([module], True), (conftests, False)):
+        while todo:
+            current = todo.pop()
+            if current in seen:
                 continue
-            target = _module_file(name, folders)
-            if target is not None:
-                found.append(target)
-            elif confined:
-                foreign.append(name)
-        files += found
-        todo += [(path, confined) for path in found]
+            seen.add(current)
+            found = _packages_around(current)
+            for name, folders in _imports(current, root):
+                if name.split(".")[0] in ALLOWED_IMPORTS:
+                    continue
+                target = _module_file(name, folders)
+                if target is not None:
+                    found.append(target)
+                elif confined:
+                    foreign.append(name)
+            files += found
+            todo += found
     return list(dict.fromkeys(files)), list(dict.fromkeys(foreign))
 
 

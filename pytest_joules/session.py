@@ -390,7 +390,7 @@ class Session:
                 except MeterFrozen:
                     if tools.power.named:
                         raise
-                    deaf.append(power.chosen.meter.name)
+                    deaf.append(power.chosen.name)
 
     def _refuse_unregistered(self, selected: Sequence[Collected]) -> None:
         changed: dict[str, None] = {}

@@ -6,6 +6,7 @@ The loader follows the YAML 1.2 core schema, so that `off` is a word, `1e3` a nu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import re
@@ -172,6 +173,8 @@ class GateLimits:
     thin_samples: Positive = 10
     uncertainty_void_above: Annotated[float, Field(gt=0)] = 0.25
     uncertainty_flag_above: Annotated[float, Field(gt=0)] = 0.05
+    counter_flag_above: Annotated[float, Field(gt=0)] = 0.05
+    counter_void_above: Annotated[float, Field(gt=0)] = 0.25
     spread_flag_above: Annotated[float, Field(gt=0)] = 0.05
     client_cpu_flag_above: Annotated[float, Field(gt=0)] = 0.02
     other_load_flag_above: Annotated[float, Field(gt=0)] = 0.10
@@ -537,6 +540,11 @@ def _build(document: _Document, faults: list[str]) -> Suite | None:
     return None if suite is None else dataclasses.replace(suite, files=document.files)
 
 
+@functools.cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
 def _validated(
     cls: type, data: Mapping[str, Any], document: _Document, at: tuple[str | int, ...], faults: list[str]
 ) -> Any:
@@ -546,7 +554,7 @@ def _validated(
     for tuples, while `"8"` is still no number.
     """
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(data), strict=True)
+        return _adapter(cls).validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         # A value that fits none of several types gives one error for each of them.
         expected: dict[tuple[str | int, ...], list[Any]] = {}

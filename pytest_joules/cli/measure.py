@@ -69,7 +69,7 @@ def measure(
     reading = window.reading
     samples = group(power.samples(float("-inf"), float("inf")))
     nothing = (np.empty(0), np.empty(0))
-    series = {rail.name: Series(rail, *samples.get(rail.name, nothing)) for rail in chosen.meter.rails}
+    series = {rail.name: Series(rail, *samples.get(rail.name, nothing)) for rail in chosen.every_rail}
     record = describe(chosen, series, reading.start_mono, reading.end_mono, power.failure)
     if json:
         print_json(record | ({"command_exit_code": exit_code} if command else {}))
@@ -148,14 +148,14 @@ def describe(
     checks = [*total.gates, *_agreement(chosen, judged)]
     void = gates.outcome(checks) == "void"
     return {
-        "meter": chosen.meter.name,
+        "meter": chosen.name,
         "scope": chosen.scope,
         "covers": list(chosen.covers),
         "basis": chosen.basis,
         "chosen_because": chosen.because,
         **_figures(dataclasses.replace(total, gates=tuple(checks), energy_j=None if void else total.energy_j)),
-        "rails": [_rail_record(rail, judged(dataclasses.replace(rail, role="counted"))) for rail in chosen.meter.rails],
-        "notes": list(chosen.meter.notes),
+        "rails": [_rail_record(rail, judged(dataclasses.replace(rail, role="counted"))) for rail in chosen.every_rail],
+        "notes": list(chosen.notes),
     }
 
 
@@ -177,15 +177,8 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
 
 def _agreement(chosen: Chosen, judged: Callable[..., Judged]) -> Iterator[Gate]:
     """Each energy counter against the power that was read beside it, where there is such a rail."""
-    beside = {_thing(rail): rail for rail in chosen.meter.rails if rail.role == "check"}
-    for rail in chosen.rails:
-        if check := beside.get(_thing(rail)):
-            yield from (gate for gate in judged(rail, check).gates if gate.name == "counter against power")
-
-
-def _thing(rail: Rail) -> tuple[str, str]:
-    """What a rail reads, its own way of reading apart: `nvml.gpu0` of `nvml.gpu0.energy`."""
-    return rail.scope, rail.name.rpartition(".")[0]
+    for rail, check in chosen.checks:
+        yield from (gate for gate in judged(rail, check).gates if gate.name == "counter against power")
 
 
 def _rail_record(rail: Rail, found: Judged) -> dict[str, Any]:

@@ -269,7 +269,7 @@ class LlamaServerEngine:
         for flag, *values in wanted:
             if flag in self.flags:
                 arguments += [flag, *values]
-            elif flag in ("--model", "--parallel", "--ctx-size"):
+            elif flag in ("--model", "--parallel", "--ctx-size", "--model-draft"):
                 raise EngineError(f"llama-server: this build has no {flag}; use a build of 2024 or newer")
             else:
                 deviations.append(f"this llama-server has no {' '.join([flag, *values])}, which could not be pinned")
@@ -397,12 +397,20 @@ class _Connection:
         """Close every connection and end the thread. May be called twice."""
         if self._loop.is_closed():
             return
-        if self._session is not None:
-            with contextlib.suppress(Exception):
-                self._run(self._session.close())
+        with contextlib.suppress(Exception):
+            self._run(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
         self._loop.close()
+
+    async def _end(self) -> None:
+        """Give up what an interruption left under way, and close the connections."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait for /health to say 200, watching the process.
@@ -472,22 +480,25 @@ class _Connection:
         start = time.monotonic()
         release.set()
         try:
-            everything = asyncio.gather(*tasks)
-            first: list[asyncio.Future[Any]] = [everything, watch]
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if not everything.done():
-                raise _Ended
-            if isinstance(everything.exception(), EngineError):
-                await asyncio.wait(tasks, timeout=_OTHERS_S)
-                failed = sum(task.done() and task.exception() is not None for task in tasks)
-                raise EngineError(f"{failed} of {len(tasks)} requests failed: {everything.exception()}")
-            answers = everything.result()
+            waiting: set[asyncio.Task[Any]] = set(tasks)
+            while waiting:
+                done, _ = await asyncio.wait({*waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
+                error = next((task.exception() for task in done & waiting if task.exception()), None)
+                if isinstance(error, EngineError):
+                    await asyncio.wait(tasks, timeout=_OTHERS_S)
+                    failed = sum(task.done() and task.exception() is not None for task in tasks)
+                    raise EngineError(f"{failed} of {len(tasks)} requests failed: {error}")
+                if error is not None:
+                    raise error
+                if watch in done:
+                    raise _Ended
+                waiting -= done
             end = time.monotonic()
         finally:
             for task in (*tasks, watch):
                 task.cancel()
             await asyncio.gather(*tasks, watch, return_exceptions=True)
-        return Round(start, end, tuple(answers))
+        return Round(start, end, tuple(task.result() for task in tasks))
 
     async def _watch(self) -> None:
         """Returns when the process has ended, which a hanging connection would not show."""

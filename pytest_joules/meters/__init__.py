@@ -16,8 +16,9 @@ import functools
 import importlib
 import importlib.metadata
 import pkgutil
+import re
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from pytest_joules.errors import MeterAbsent, MeterError, Unmeasured, UsageError
@@ -85,12 +86,40 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The meter of a run, the rails that make up its energy, and why it was taken."""
+    """The meter of a run, the rails that make up its energy, and why it was taken.
+
+    Attributes:
+        meter: the source whose rails count.
+        also: further sources whose rails are added to it; none of them covers what another does.
+        beside: sources that are recorded in the same windows and not counted.
+    """
 
     meter: Meter
     scope: Scope
     rails: tuple[Rail, ...]
     because: str
+    also: tuple[Meter, ...] = ()
+    beside: tuple[Meter, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`nvml`, or `nvml+rapl` for a sum."""
+        return "+".join(meter.name for meter in (self.meter, *self.also))
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """Everything that is read."""
+        return (self.meter, *self.also, *self.beside)
+
+    @property
+    def every_rail(self) -> tuple[Rail, ...]:
+        """All rails that are read, those that count and the others."""
+        return tuple(rail for meter in self.meters for rail in meter.rails)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the note must know about the sources."""
+        return tuple(note for meter in self.meters for note in meter.notes)
 
     @property
     def basis(self) -> Basis:
@@ -101,6 +130,22 @@ class Chosen:
     def covers(self) -> tuple[str, ...]:
         """The parts the energy really covers, sorted."""
         return tuple(sorted({part for rail in self.rails for part in rail.covers}))
+
+    @property
+    def checks(self) -> tuple[tuple[Rail, Rail], ...]:
+        """(rail that counts, rail that reads the same thing by another route) pairs: `nvml.gpu0.energy` and `nvml.gpu0.power`."""
+
+        def thing(rail: Rail) -> tuple[str, str]:
+            return rail.scope, rail.name.rpartition(".")[0]
+
+        by_thing = {thing(rail): rail for rail in self.every_rail if rail.role == "check"}
+        return tuple((rail, by_thing[thing(rail)]) for rail in self.rails if thing(rail) in by_thing)
+
+    def part(self, meter: Meter) -> Chosen:
+        """What is wanted of one of the meters: its rails that count, or all it has when it is read beside them."""
+        own = tuple(rail for rail in self.rails if rail in meter.rails)
+        shown = own or tuple(rail for rail in meter.rails if rail.role == "counted")
+        return Chosen(meter, self.scope, shown, self.because)
 
 
 def sources() -> dict[str, Source]:
@@ -166,7 +211,8 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
     """The meter to use.
 
     Args:
-        wanted: `auto`, or a source name with an optional `:argument`.
+        wanted: `auto`, or a source name with an optional `:argument`; `nvml+rapl` adds two sources that do not overlap,
+            `rapl,shelly:ADDRESS` counts the first and records the second in the same windows.
         scope: the scope the suite requires, or `None` for any.
         basis: `measured` or `any`.
         without: sources that were tried and did not follow the chip.
@@ -177,7 +223,10 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
         Unmeasured: nothing here satisfies the suite.
     """
     if wanted != "auto":
-        return _named(wanted, scope, basis)
+        first, *others = _split(wanted)
+        chosen = _sum(first, scope, basis)
+        beside = tuple(_named(other, None, "any").meter for other in others)
+        return replace(chosen, beside=beside)
     found = look()
     candidates = [c for f in found if f.source not in without for meter in f.meters for c in _by_scope(meter, scope)]
     fitting = [chosen for chosen in candidates if basis == "any" or chosen.basis == "measured"]
@@ -197,6 +246,51 @@ def _shut(found: Iterable[Found]) -> str:
     """The sources that are here and cannot be read, with the reasons; those that are simply absent say nothing."""
     reasons = [f.reason for f in found if f.reason and not f.absent]
     return f" ({'; '.join(reasons)})" if reasons else ""
+
+
+def _split(wanted: str) -> list[str]:
+    """Sources between commas; a comma inside an argument is followed by no source name and stays in it."""
+    known = sources()
+    parts: list[str] = []
+    for piece in wanted.split(","):
+        names = re.split(r"[:+]", piece, maxsplit=1)
+        if parts and ":" in parts[-1] and names[0] not in known:
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return parts
+
+
+def _sum(wanted: str, scope: Scope | None, basis: str) -> Chosen:
+    """One source, or several joined by `+` that read different parts of the machine.
+
+    Raises:
+        UsageError: two of them cover the same part, which the sum would count twice.
+    """
+    names = wanted.split("+") if ":" not in wanted else [wanted]
+    if len(names) == 1:
+        return _named(wanted, scope, basis)
+    parts = [_named(name, None, basis) for name in names]
+    seen: dict[str, str] = {}
+    for part in parts:
+        for covered in part.covers:
+            if covered in seen:
+                raise UsageError(
+                    f"meter {wanted}: {seen[covered]} and {part.name} both cover {covered}; their sum would count it twice"
+                )
+            seen[covered] = part.name
+    scopes = {part.scope for part in parts}
+    if scopes == {"gpu", "chip"}:
+        total: Scope = "gpu+chip"
+    elif len(scopes) == 1:
+        total = parts[0].scope
+    else:
+        raise UsageError(f"meter {wanted}: scopes {', '.join(sorted(scopes))} contain each other and cannot be added")
+    if scope not in (None, total):
+        raise Unmeasured(f"meter {wanted} reads scope {total}; the suite requires {scope}")
+    rails = tuple(rail for part in parts for rail in part.rails)
+    also = tuple(part.meter for part in parts[1:])
+    return Chosen(parts[0].meter, total, rails, "named by --joules-meter, added", also=also)
 
 
 def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
@@ -230,7 +324,7 @@ def _by_scope(meter: Meter, scope: Scope | None) -> list[Chosen]:
 
 # Without a stated scope the part that runs the model comes first, then the narrowest, which holds the least that is
 # not the model's doing. A card that the engine does not use shows no response to the load step and is passed over.
-_SCOPE_ORDER: dict[Scope, int] = {"gpu": 0, "chip": 1, "board": 2, "wall": 3}
+_SCOPE_ORDER: dict[Scope, int] = {"gpu": 0, "gpu+chip": 1, "chip": 2, "board": 3, "wall": 4}
 
 
 def _rank(chosen: Chosen) -> tuple[bool, bool, int, int]:

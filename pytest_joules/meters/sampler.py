@@ -138,6 +138,7 @@ class Reading:
         energy_j: `None` when any rail that counts could not be determined.
         uncertainty_j: half-width, rails combined in quadrature.
         reason: why `energy_j` is `None`.
+        causes: what the meter itself says is wrong, also when the energy is known all the same.
         calibration_j: the part of `uncertainty_j` that is alike at all times; rails of one make may err alike, so their parts add.
     """
 
@@ -148,6 +149,7 @@ class Reading:
     rails: tuple[RailEnergy, ...]
     reason: str = ""
     calibration_j: float = 0.0
+    causes: str = ""
 
     @property
     def edges_j(self) -> float:
@@ -221,22 +223,30 @@ class Power:
         self.chosen = chosen
         self.rate_hz = rate_hz
         self.lags_s: dict[str, float] = {}
-        self._sampler = Sampler(chosen, rate_hz)
-        self._running = False
+        self._samplers = [Sampler(chosen.part(meter), rate_hz) for meter in chosen.meters]
 
     def __enter__(self) -> Power:
-        self._sampler.start()
-        self._running = True
+        try:
+            for sampler in self._samplers:
+                sampler.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._running = False
-        self._sampler.stop()
+        for sampler in self._samplers:
+            sampler.stop()
+
+    @property
+    def _counted(self) -> list[Sampler]:
+        """Those whose rails make up the energy; the others are only recorded."""
+        return self._samplers[: len(self._samplers) - len(self.chosen.beside)]
 
     @property
     def failure(self) -> str:
-        """Why the meter stopped answering; empty while it works."""
-        return self._sampler.failure
+        """Why a meter that counts stopped answering; empty while all of them work."""
+        return "; ".join(sampler.failure for sampler in self._counted if sampler.failure)
 
     @property
     def margin_s(self) -> float:
@@ -250,39 +260,49 @@ class Power:
 
     def latest_power_w(self) -> float | None:
         """Power just now, for a person to look at."""
-        return self._sampler.latest_power_w()
+        powers = [sampler.latest_power_w() for sampler in self._counted]
+        known = [power for power in powers if power is not None]
+        return sum(known) if len(known) == len(powers) else None
 
     def samples(self, start_mono: float, end_mono: float) -> list[Sample]:
-        """The raw samples of a stretch of time, for the record."""
-        return self._sampler.samples(start_mono, end_mono)
+        """The raw samples of a stretch of time, for the record; in order of arrival within each meter."""
+        return [sample for sampler in self._samplers for sample in sampler.samples(start_mono, end_mono)]
 
     def restart(self) -> None:
-        """Open the meter again after it died; what it gave before is kept."""
-        self._sampler.stop()
-        self._sampler.start()
+        """Open the meters that died again; what they gave before is kept."""
+        for sampler in self._samplers:
+            if sampler.failure:
+                sampler.stop()
+                sampler.start()
 
     def measure(self, start_mono: float, end_mono: float) -> Reading:
         """Energy of exactly `[start_mono, end_mono]`; waits for the margin after the end when need be."""
-        self._sampler.wait_past(end_mono + self.margin_s, timeout_s=self.margin_s + STUCK_AFTER_S)
+        self._wait_past(end_mono + self.margin_s)
         by_rail = self._arrays(start_mono, end_mono)
         rails = [
             trace.energy(rail, *by_rail[rail.name], start_mono, end_mono, self.lags_s.get(rail.name, 0.0))
-            for rail in self.chosen.meter.rails
+            for rail in self.chosen.every_rail
         ]
-        silent = "; ".join(self._sampler.faults.values())
+        silent = "; ".join(fault for sampler in self._counted for fault in sampler.faults.values())
         causes = "; ".join(cause for cause in (self.failure, silent) if cause)
         return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, causes)
 
+    def _wait_past(self, mono: float) -> None:
+        """Wait until every meter has spoken after `mono`, or has had time enough to."""
+        deadline = mono + self.margin_s + STUCK_AFTER_S
+        for sampler in self._samplers:
+            sampler.wait_past(mono, max(0.0, deadline - time.monotonic()))
+
     def respond(self, idle: tuple[float, float], load: tuple[float, float]) -> list[Response]:
         """How the rails that count followed a step from an idle stretch to a loaded one."""
-        self._sampler.wait_past(load[1], timeout_s=self.margin_s + STUCK_AFTER_S)
+        self._wait_past(load[1])
         by_rail = self._arrays(idle[0], load[1])
         return [step_response(rail, *by_rail[rail.name], idle, load) for rail in self.chosen.rails]
 
     def _arrays(self, start_mono: float, end_mono: float) -> dict[str, tuple[trace.Floats, trace.Floats]]:
         """Samples of every rail over a stretch and its edges, as arrays; empty ones for a silent rail."""
         by_rail = group(self.samples(start_mono - 4 * self.margin_s, end_mono + 4 * self.margin_s))
-        return {rail.name: by_rail.get(rail.name, (np.empty(0), np.empty(0))) for rail in self.chosen.meter.rails}
+        return {rail.name: by_rail.get(rail.name, (np.empty(0), np.empty(0))) for rail in self.chosen.every_rail}
 
     @contextlib.contextmanager
     def window(self) -> Iterator[PowerWindow]:
@@ -294,7 +314,7 @@ class Power:
             assert w.energy_j < 200
         """
         opened = PowerWindow()
-        self._sampler.wait_past(time.monotonic() - self.margin_s, STUCK_AFTER_S)
+        self._wait_past(time.monotonic() - self.margin_s)
         start = time.monotonic()
         try:
             yield opened
@@ -313,16 +333,24 @@ def group(samples: Sequence[Sample]) -> dict[str, tuple[trace.Floats, trace.Floa
 
 
 def total(
-    rails: Sequence[RailEnergy], counted: Sequence[str], start_mono: float, end_mono: float, failure: str = ""
+    rails: Sequence[RailEnergy], counted: Sequence[str], start_mono: float, end_mono: float, causes: str = ""
 ) -> Reading:
     """The sum of the rails that count, or the reason why there is none."""
     by_name: Mapping[str, RailEnergy] = {rail.rail: rail for rail in rails}
     parts = [by_name[name] for name in counted]
     missing = [f"{part.rail}: {part.reason}" for part in parts if part.energy_j is None]
     if missing:
-        reason = "; ".join(missing)
-        return Reading(start_mono, end_mono, None, 0.0, tuple(rails), f"{failure}; {reason}" if failure else reason)
-    energy_j = sum(part.energy_j or 0.0 for part in parts)
-    uncertainty = float(np.sqrt(sum(part.uncertainty_j**2 for part in parts)))
+        reason = "; ".join([causes, *missing] if causes else missing)
+        return Reading(start_mono, end_mono, None, 0.0, tuple(rails), reason, causes=causes)
+    # Edges of different rails err independently; the gains of rails of one make may err alike, so those add.
+    own_j2 = sum(max(0.0, part.uncertainty_j**2 - part.calibration_j**2) for part in parts)
     calibration_j = sum(part.calibration_j for part in parts)
-    return Reading(start_mono, end_mono, energy_j, uncertainty, tuple(rails), calibration_j=calibration_j)
+    return Reading(
+        start_mono,
+        end_mono,
+        energy_j=sum(part.energy_j or 0.0 for part in parts),
+        uncertainty_j=math.sqrt(own_j2 + calibration_j**2),
+        rails=tuple(rails),
+        calibration_j=calibration_j,
+        causes=causes,
+    )
