@@ -220,6 +220,30 @@ def drafted(answers: Sequence[RequestRecord]) -> Gate:
     )
 
 
+def meter_response(idle_w: float, load_w: float, least: float, others_cores: float | None, others_limit: float) -> Gate:
+    """Whether a meter rose when the chip was loaded: one that did not is frozen, or reads something else.
+
+    Args:
+        idle_w, load_w: power before and under full load, over the rails that count.
+        least: smallest rise, as a share of the idle power.
+        others_cores: cores that other programs kept busy meanwhile, which hides the step.
+    """
+    share = load_w / idle_w - 1 if idle_w > 0 else float(load_w > 0)
+    seen = f"{idle_w:.3g} W idle, {load_w:.3g} W under full load"
+    limit = f"a rise of {least:.0%}"
+    if share >= least:
+        return Gate(name="meter follows the load", outcome="pass", value=seen, limit=limit)
+    if others_cores is not None and others_cores > others_limit:
+        return Gate(
+            name="meter follows the load",
+            outcome="not evaluable",
+            value=f"{seen}, while other programs took {others_cores:.1f} cores",
+            limit=limit,
+            remedy="end other programs and measure again",
+        )
+    return Gate(name="meter follows the load", outcome="void", value=seen, limit=limit)
+
+
 def wall_slope(inner_w: Sequence[float], outer_w: Sequence[float], inner: str, outer: str) -> Gate:
     """How much a meter further out rises for each watt of the one further in, over windows of different load.
 

@@ -187,10 +187,8 @@ def _metadata(path: Path) -> dict[str, Any]:
         metadata["embedding_parameters"] = sum(
             int(tensor.n_elements) for tensor in reader.tensors if tensor.name in ("token_embd.weight", "output.weight")
         )
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError) as error:
-        raise UsageError(
-            f"model {path}: the file is cut off or damaged ({type(error).__name__}: {error}); fetch it again"
-        ) from None
+    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError, MemoryError):
+        raise UsageError(f"model {path}: the file is cut off or damaged; fetch it again") from None
     return metadata
 
 

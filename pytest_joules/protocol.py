@@ -8,6 +8,7 @@ the last answer received, over as many such rounds as the suite asks for. Loadin
 from __future__ import annotations
 
 import contextlib
+import os
 import statistics
 import tempfile
 import time
@@ -28,7 +29,7 @@ from pytest_joules.meters.sampler import Power, Reading
 from pytest_joules.metrics import energy_per_token_mj
 from pytest_joules.models import ModelFile
 from pytest_joules.records import Gate, IdleBaseline, MeterRecord, RequestRecord, Role, Run, Window
-from pytest_joules.response import LEAST_RESPONSE
+from pytest_joules.response import LEAST_RESPONSE, Response
 from pytest_joules.schedule import Step
 from pytest_joules.suite import Setting, Suite
 from pytest_joules.sweep import label
@@ -143,7 +144,8 @@ def machine_lock(what: str, folder: Path | None = None) -> Iterator[None]:
     Raises:
         Busy: another measurement of ours holds it.
     """
-    place = folder or Path(tempfile.gettempdir())
+    # One place for all users; the temporary folder can be each user's own.
+    place = folder or (Path("/tmp") if os.name == "posix" else Path(tempfile.gettempdir()))  # noqa: S108
     lock = filelock.FileLock(place / "pytest-joules.lock", mode=0o666)
     holder = place / "pytest-joules.lock.holder"
     try:
@@ -189,6 +191,7 @@ class _Campaign:
         averaging_s = max((rail.averaging_s or 0.0 for rail in bench.power.chosen.rails), default=0.0)
         self.least_s = max(protocol.min_window_s, AVERAGING_WINDOWS * averaging_s)
         self.notes: list[str] = []
+        self.meter_gate: Gate | None = None
 
     def run(self) -> store.StoredRun:
         suite, bench = self.suite, self.bench
@@ -419,20 +422,36 @@ class _Campaign:
         seconds = max(_LOAD_STEP_S, _LOAD_STEP_REFRESHES * max(refresh_s, 1.0 / power.rate_hz))
         prompts = server.prompts(text_of(request.prompt), setting.server.parallel)
         started_utc, start = store.utc_label(store.utc_now()), time.monotonic()
+        cpu = _CpuTimes.now(server.pids)
         self.bench.warm(server, seconds, prompts=prompts, answer_tokens=request.answer_tokens)
+        cpu = _CpuTimes.now(server.pids).since(cpu)
         end = time.monotonic()
         reading = power.measure(start, end)
         window = _silent_window("load_step", index, step, started_utc, reading)
         self._keep(window)
-        for response in power.respond((idle.start_mono, idle.end_mono), (start, end)):
-            if response.share is not None and response.share < LEAST_RESPONSE:
-                raise MeterFrozen(
-                    f"meter {power.chosen.name}: {response.rail} read {response.idle_w:.3g} W idle and {response.load_w:.3g} W "
-                    f"under full load, so it does not follow the chip",
-                    "name another source with --joules-meter",
-                )
-            if response.lag_s:
-                power.lags_s[response.rail] = response.lag_s
+        responses = power.respond((idle.start_mono, idle.end_mono), (start, end))
+        power.lags_s |= {response.rail: response.lag_s for response in responses if response.lag_s}
+        self.meter_gate = self._follows(responses, cpu.others_cores)
+
+    def _follows(self, responses: Sequence[Response], others_cores: float | None) -> Gate:
+        """Whether the rails that count rose together when the load came.
+
+        Raises:
+            MeterFrozen: they did not, and nothing else kept the machine busy meanwhile.
+        """
+        idle_w, load_w = (
+            sum(p for p in powers if p is not None)
+            for powers in ([r.idle_w for r in responses], [r.load_w for r in responses])
+        )
+        name = self.bench.power.chosen.name
+        gate = gates.meter_response(
+            idle_w, load_w, LEAST_RESPONSE, others_cores, self.suite.gates.other_load_flag_above
+        )
+        if gate.outcome == "void":
+            raise MeterFrozen(
+                f"meter {name} does not follow the chip: {gate}", "name another source with --joules-meter"
+            )
+        return gate
 
     def _idle_window(self, index: int, step: Step, role: Role) -> Window | None:
         """Power with the server loaded and silent; `None` when the suite leaves it out."""
@@ -473,6 +492,7 @@ class _Campaign:
         whole = {name: figures for name, figures in by_condition.items() if len(figures) == self.suite.protocol.passes}
         spreads = [(name, (max(f) - min(f)) / statistics.fmean(f)) for name, f in whole.items() if len(f) > 1]
         found = [gates.pass_spread(spreads, self.suite.gates.spread_flag_above)]
+        found += [self.meter_gate] if self.meter_gate else []
         found += self._outer_meters()
         if self.suite.protocol.passes == 2:
             found.append(gates.run_order([f[0] for f in whole.values()], [f[1] for f in whole.values()]))

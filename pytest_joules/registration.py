@@ -41,7 +41,8 @@ class Registration:
         commit: last commit that touched any file of the closure.
         committed: that commit's committer date as git gives it; a label, no evidence.
         blobs: git blob id by path within the repository.
-        changed: files that are not committed as they are.
+        changed: files that are not committed as they are, as paths below `top`.
+        top: the repository's folder, to tell how to commit; it is never kept.
     """
 
     word: Word
@@ -51,6 +52,7 @@ class Registration:
     committed: str = ""
     blobs: Mapping[str, str] = field(default_factory=dict)
     changed: tuple[str, ...] = ()
+    top: Path | None = None
 
 
 class _GitError(Exception):
@@ -176,6 +178,7 @@ def _examine(files: Sequence[Path]) -> Registration:
             head=head,
             blobs=blobs,
             changed=tuple(changed),
+            top=main,
         )
     own = [file.relative_to(main).as_posix() for file in files if tops[file] == main]
     logged = _git(main, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%P", "--", *own, fails="")

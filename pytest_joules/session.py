@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -15,6 +16,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from pytest_joules import engines, knobs, machine, meters, models, protocol, registration, store, synthetic, verdict
 from pytest_joules import suite as suites
@@ -149,7 +152,7 @@ class ModelServers:
         draft = (
             session.model(setting.draft.draft_model, setting.draft.draft_format) if setting.draft.draft_model else None
         )
-        self._log_dir = self._log_dir or Path(tempfile.mkdtemp(prefix="joules-"))
+        self._log_dir = self._log_dir or _log_folder()
         held = knobs.knobs()
         with contextlib.ExitStack() as stack:
             for name, value in setting.knobs.items():
@@ -163,6 +166,15 @@ class ModelServers:
         """Remove the logs; their ends stand in the messages and the run."""
         if self._log_dir is not None:
             shutil.rmtree(self._log_dir, ignore_errors=True)
+
+
+def _log_folder() -> Path:
+    """A folder for the logs of this process; those of processes that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob("joules-logs-*-*"):
+        pid = left.name.split("-")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"joules-logs-{os.getpid()}-"))
 
 
 def _setting(keys: dict[str, Any]) -> Setting:
@@ -283,6 +295,9 @@ class Session:
         """
         collected = self._collected[name]
         suite = self.suite_of(collected)
+        if collected.prediction.against:
+            # Asked first: what it compares with may be missing, and then nothing need be measured for it.
+            self.against(name)
         if suite.name not in self._measured:
             stored = None
             try:
@@ -393,16 +408,16 @@ class Session:
                     deaf.append(power.chosen.name)
 
     def _refuse_unregistered(self, selected: Sequence[Collected]) -> None:
-        changed: dict[str, None] = {}
-        for collected in selected:
-            found = self._registered(collected.prediction.name)
-            if found.word == "exploratory":
-                changed |= dict.fromkeys(found.changed)
+        found = [self._registered(collected.prediction.name) for collected in selected]
+        loose = [registered for registered in found if registered.word == "exploratory"]
+        changed = dict.fromkeys(path for registered in loose for path in registered.changed)
         if changed:
-            names = " ".join(changed)
+            names = " ".join(shlex.quote(path) for path in changed)
+            top = loose[0].top
+            git = "git" if top in (None, Path.cwd()) else f"git -C {shlex.quote(os.path.relpath(str(top)))}"
             raise UsageError(
                 f"said after the fact? {names} {'is' if len(changed) == 1 else 'are'} not committed as now written: "
-                f"git add {names} && git commit -m 'predict', or measure without registration: --joules-exploratory"
+                f"{git} add {names} && {git} commit -m 'predict', or measure without registration: --joules-exploratory"
             )
 
     def _provenance(self, on_suite: Sequence[Collected]) -> dict[str, Any]:

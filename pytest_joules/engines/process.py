@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -15,11 +16,13 @@ from pathlib import Path
 
 from pytest_joules.engines import guard
 from pytest_joules.errors import EngineError
+from pytest_joules.words import one_line
 
 GRACE_S = 5.0
 """How long a program may take to end itself before it is killed."""
 
-_TAIL_LINES = 12
+_TAIL_LINES, _TAIL_ERRORS, _TAIL_WIDTH = 2, 3, 160
+_SPEAKS_OF_ERROR = re.compile(r"error|fail|cannot|couldn't|unable|invalid|abort|exception|out of memory", re.IGNORECASE)
 
 
 class GuardedProcess:
@@ -67,9 +70,10 @@ class GuardedProcess:
         return f"{how}; its log ends: {self.log_tail() or '(empty)'}"
 
     def log_tail(self) -> str:
-        """The last lines of the log, joined."""
-        lines = self.log_text().splitlines()
-        return " | ".join(line.strip() for line in lines[-_TAIL_LINES:] if line.strip())
+        """What the log says at its end: its last lines, and before them the lines that speak of an error."""
+        lines = [line.strip() for line in self.log_text().splitlines() if line.strip()]
+        errors = [line for line in lines[:-_TAIL_LINES] if _SPEAKS_OF_ERROR.search(line)]
+        return " | ".join(one_line(line, _TAIL_WIDTH) for line in [*errors[-_TAIL_ERRORS:], *lines[-_TAIL_LINES:]])
 
     def log_text(self) -> str:
         """The whole log so far."""

@@ -135,6 +135,7 @@ def test_a_rail_without_energy_voids_and_says_why() -> None:
 def test_few_updates_make_a_window_thin(updates: int, thin_voids: bool, outcome: str, value: str) -> None:
     found = gates.samples([rail(updates=updates)], ["cpu"], 5, 10, thin_voids=thin_voids)
     assert (found.outcome, found.value) == (outcome, value)
+    assert bool(found.remedy) == (outcome != "pass")
 
 
 def test_a_slow_rail_counts_only_where_it_carries_energy() -> None:
@@ -146,13 +147,15 @@ def test_a_slow_rail_counts_only_where_it_carries_energy() -> None:
 
 @pytest.mark.parametrize(
     ("energy_j", "uncertainty_j", "outcome"),
-    [(100.0, 5.0, "pass"), (100.0, 5.1, "flag"), (100.0, 25.0, "flag"), (100.0, 25.1, "void"), (None, 0.0, "not evaluable"), (0.0, 1.0, "not evaluable")],
+    [(100.0, 5.0, "pass"), (100.0, 5.1, "flag"), (100.0, 25.0, "flag"), (100.0, 25.1, "void"), (None, 0.0, "not evaluable"), (0.0, 1.0, "not evaluable"), (0.5, 0.01, "pass")],
 )  # fmt: skip
 def test_uncertainty_is_a_share_of_the_energy(energy_j: float | None, uncertainty_j: float, outcome: str) -> None:
     assert gates.edge_uncertainty(energy_j, uncertainty_j, 0.05, 0.25).outcome == outcome
 
 
-@pytest.mark.parametrize(("ours", "machine", "outcome"), [(0.2, 20.0, "pass"), (0.5, 20.0, "flag"), (0.0, 0.0, "pass")])
+@pytest.mark.parametrize(
+    ("ours", "machine", "outcome"), [(0.2, 20.0, "pass"), (0.5, 20.0, "flag"), (0.05, 0.9, "flag"), (0.0, 0.0, "pass")]
+)
 def test_what_the_client_cost(ours: float, machine: float, outcome: str) -> None:
     assert gates.client_cost(ours, machine, 0.02).outcome == outcome
 
@@ -184,6 +187,10 @@ def test_the_spread_of_the_passes() -> None:
         ([100.0] * 5, [101.0] * 5, "flag"),
         ([100.0] * 5, [101.0, 101.0, 101.0, 101.0, 99.9], "pass"),
         ([100.0] * 4, [101.0] * 4, "pass"),
+        # A mean of 2.5 % beyond two standard errors of 1.7 %, and within two of 2.9 %.
+        ([100.0] * 3, [101.0, 102.5, 104.0], "flag"),
+        ([100.0] * 3, [100.0, 102.5, 105.0], "pass"),
+        ([100.0] * 2, [110.0, 110.2], "flag"),
         ([100.0, 100.0, 100.0], [103.0, 104.0, 103.5], "flag"),
         ([100.0, 100.0, 100.0], [97.0, 96.0, 96.5], "flag"),
         ([100.0, 100.0, 100.0], [103.0, 95.0, 110.0], "pass"),
@@ -195,7 +202,9 @@ def test_the_spread_of_the_passes() -> None:
 def test_a_second_pass_that_reads_higher_is_an_effect_of_the_order(
     first: list[float], second: list[float], outcome: str
 ) -> None:
-    assert gates.run_order(first, second).outcome == outcome
+    found = gates.run_order(first, second)
+    assert found.outcome == outcome
+    assert ("run-order effect" in found.remedy) == (outcome == "flag")
 
 
 def test_a_draft_that_is_not_used_voids() -> None:

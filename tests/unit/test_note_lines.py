@@ -30,7 +30,7 @@ def run(make_run, make_window) -> Run:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1171.1, "1,171"), (100.0, "100"), (99.94, "99.9"), (40.3, "40.3"), (9.62, "9.62"), (1.0, "1.00"), (0.1234, "0.123"), (0.0, "0.000"),
+    [(1171.1, "1,171"), (100.0, "100"), (99.94, "99.9"), (40.3, "40.3"), (10.0, "10.0"), (9.62, "9.62"), (1.0, "1.00"), (0.1234, "0.123"), (0.0, "0.000"),
      (-40.26, "-40.3"), (1_234_567.0, "1,234,567")],
 )  # fmt: skip
 def test_figures_have_three_digits_or_more(value: float, text: str) -> None:
@@ -162,6 +162,7 @@ def test_limits_tell_what_speaks_against_the_figures(make_run, make_window) -> N
         make_window(1, 1, outcome="flagged", gates=(thin, blind)),
         make_window(8, 0, outcome="void", failure="llama-server died"),
         make_window(8, 1),
+        make_window(1, 1, role="control", outcome="flagged", gates=(thin,)),
         gates=(spread, order, cold),
         deviations=("model m: other.gguf was used instead",),
         notes=("resumed after window 3",),

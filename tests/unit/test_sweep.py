@@ -200,6 +200,15 @@ def test_what_is_no_figure_breaks_instead_of_comparing_false(table, figure: floa
         energy[2]
 
 
+def test_factors_multiply_means_and_leave_the_spread_alone() -> None:
+    known = {"means": {"power_w": 40.0}, "spreads": {"power_w": 0.05}}
+    cell = Cell(
+        condition={}, passes=({"tokens": 90.0}, {"tokens": 110.0}), factors={"power_w": 1.5, "tokens": 2.0}, **known
+    )
+    assert (cell.mean("power_w"), cell.spread("power_w")) == (60.0, 0.05)
+    assert (cell.mean("tokens"), cell.spread("tokens")) == (200.0, pytest.approx(0.2))
+
+
 def test_several_axes(grid: Sweep) -> None:
     assert grid.energy_per_token_mj[2, "q8_0"] == 80.0
     assert grid[1, "q4_0"].energy_per_token_mj == 100.0

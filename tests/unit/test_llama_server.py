@@ -1,0 +1,806 @@
+import contextlib
+import gc
+import json
+import math
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from players.scripted_llama_server import FLAGS
+
+from pytest_joules import gates, models
+from pytest_joules.engines import find, llama_server, process
+from pytest_joules.engines.llama_server import LlamaServer, LlamaServerEngine, locate, parse_flags, parse_version
+from pytest_joules.errors import EngineError, Unmeasured, UsageError
+from pytest_joules.models import ModelFile
+from pytest_joules.records import RequestRecord
+from pytest_joules.suite import Draft, Request, Server, Setting
+
+CASES = Path(__file__).parents[1] / "cases"
+PROGRAM = Path(__file__).parents[1] / "players" / "scripted_llama_server.py"
+
+PROPS = {"total_slots": 1, "default_generation_settings": {"n_ctx": 1024}, "model_path": "/models/example-q4_k_m.gguf"}
+MODEL = ModelFile(path=Path("/weights/example-q4_k_m.gguf"), size_bytes=1, sha256="0" * 64)
+DRAFT = ModelFile(path=Path("/weights/draft.gguf"), size_bytes=1, sha256="1" * 64)
+TIMINGS = {"cache_n": 0, "prompt_n": 24, "prompt_ms": 60.0, "predicted_n": 128, "predicted_ms": 3200.0}
+ANSWER = {"tokens_predicted": 128, "tokens_evaluated": 24, "truncated": False, "stop_type": "limit", "timings": TIMINGS}
+
+
+def setting(
+    parallel: int = 1, context: int = 1024, draft: str | None = None, gpu_layers: Any = "all", **request: Any
+) -> Setting:
+    server = Server(parallel=parallel, context_per_slot=context, gpu_layers=gpu_layers)
+    return Setting(
+        engine="llama-server", model="m", format=None, server=server, request=Request(**request), draft=Draft(draft_model=draft), knobs={}
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.3)
+    monkeypatch.setattr(llama_server, "_DYING_S", 0.5)
+    monkeypatch.setattr(llama_server, "_POLL_S", 0.3)
+    monkeypatch.delenv("JOULES_LLAMA_SERVER", raising=False)
+
+
+class Scripted:
+    """A scripted llama-server, and what it was asked."""
+
+    def __init__(self, folder: Path, scenario: Mapping[str, Any]) -> None:
+        script, self._requests, self._folder = folder / "scenario.json", folder / "requests.jsonl", folder
+        script.write_text(json.dumps(scenario))
+        program = folder / "llama-server"
+        command = shlex.join([sys.executable, "-I", "-S", str(PROGRAM), str(script), str(self._requests)])
+        program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        program.chmod(0o755)
+        self.engine = LlamaServerEngine(program)
+        if "help" not in scenario:
+            self.engine.flags = frozenset(FLAGS)
+
+    def requests(self, route: str = "") -> list[dict[str, Any]]:
+        lines = self._requests.read_text().splitlines() if self._requests.exists() else []
+        return [record for record in map(json.loads, lines) if route in record["route"]]
+
+    @contextlib.contextmanager
+    def serve(self, asked: Setting | None = None, draft: ModelFile | None = None, ready_s: float = 20.0, answer_s: float = 20.0) -> Iterator[LlamaServer]:  # fmt: skip
+        with self.engine.serve(asked or setting(), MODEL, draft, self._folder, ready_s, answer_s) as server:
+            yield server
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Callable[..., Scripted]:
+    """A server that plays a case (`L01-server-not-ready/slow_load`) or routes given in words."""
+
+    def build(case: str = "", routes: Mapping[str, Any] | None = None, **keys: Any) -> Scripted:
+        if case:
+            scenario = json.loads((CASES / f"{case}.json").read_text())
+        else:
+            usual = {"GET /health": [{}], "GET /props": [{"json": PROPS}], "POST /completion": [{"json": ANSWER}]}
+            scenario = {"routes": usual | dict(routes or {})}
+        return Scripted(tmp_path, scenario | keys)
+
+    return build
+
+
+def answers(server: LlamaServer, rounds: int = 1, slots: int = 1) -> list[RequestRecord]:
+    return [a for number in range(rounds) for a in server.run_round([[1, 2, 3]] * slots, 128, number).answers]
+
+
+def case_setting(parallel: int = 1, context: int = 8192, **keys: Any) -> Setting:
+    """What the cases' servers say they run."""
+    return setting(parallel, context, **keys)
+
+
+# Readiness
+
+
+def test_ready_means_health_says_so_and_nothing_else_is_asked_before(scripted) -> None:
+    played = scripted("L01-server-not-ready/slow_load")
+    with played.serve(case_setting()):
+        assert [one["route"] for one in played.requests()] == ["GET /health"] * 7 + ["GET /props"]
+
+
+def test_a_server_that_is_never_ready_is_ended(scripted, gone, monkeypatch) -> None:
+    pids: list[int] = []
+    real = process.GuardedProcess.__init__
+
+    def remember(self, *arguments):
+        real(self, *arguments)
+        pids.extend(self.pids)
+
+    monkeypatch.setattr(process.GuardedProcess, "__init__", remember)
+    with (
+        pytest.raises(
+            EngineError, match=r"not ready within 1 s \(/health: 503 .*model is loading.*\); raise ready_timeout_s"
+        ),
+        scripted("L01-server-not-ready/never_ready").serve(ready_s=1.0),
+    ):
+        pass
+    assert len(pids) == 2
+    assert gone(*pids)
+
+
+def test_a_health_check_that_hangs_is_not_waited_for(scripted) -> None:
+    played = scripted(routes={"GET /health": [{"delay_s": 60}]})
+    with pytest.raises(EngineError, match=r"not ready within 1 s \(/health: TimeoutError\)"), played.serve(ready_s=1.0):
+        pass
+
+
+def test_a_server_that_exits_while_loading(scripted) -> None:
+    with (
+        pytest.raises(
+            EngineError, match=r"ended while loading: exit code 1; its log ends: error: failed to load model$"
+        ),
+        scripted("L01-server-not-ready/exits_while_loading").serve(),
+    ):
+        pass
+
+
+def test_a_server_that_a_signal_ends_while_loading(scripted) -> None:
+    played = scripted(routes={"GET /health": [{"signal": 4}]}, stderr=["loading the weights", "ggml: using AVX512"])
+    with (
+        pytest.raises(
+            EngineError, match=r"ended while loading: signal 4 \(SIGILL\); its log ends: loading the weights \| ggml"
+        ),
+        played.serve(),
+    ):
+        pass
+
+
+def test_a_server_that_exits_just_after_it_said_it_was_ready(scripted) -> None:
+    played = scripted(routes={"GET /props": [{"exit": 3}]}, stderr=["terminate called"])
+    with (
+        pytest.raises(EngineError, match="died in mid-work: exit code 3; its log ends: terminate called"),
+        played.serve(),
+    ):
+        pass
+
+
+def test_a_program_that_was_built_for_another_processor(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\nkill -ILL $$\n")
+    program.chmod(0o755)
+    with pytest.raises(EngineError, match="--help died of signal 4: it was likely built for another processor"):
+        LlamaServerEngine(program).flags  # noqa: B018
+
+
+def test_another_program_is_told_by_its_help(scripted) -> None:
+    played = scripted(help="usage: another [--verbose]\n")
+    with pytest.raises(EngineError, match=r"--help does not look like llama-server's \(usage: another"), played.serve():
+        pass
+
+
+def test_a_program_without_its_library_says_so(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho 'dyld: Library not loaded: libllama.dylib' >&2\nexit 1\n")
+    program.chmod(0o755)
+    engine = LlamaServerEngine(program)
+    with pytest.raises(EngineError, match=r"dyld: Library not loaded: libllama\.dylib"):
+        engine.flags  # noqa: B018
+    facts = engine.facts()
+    assert (facts["build"], facts["commit"], facts["semver"]) == (None, None, None)
+    assert "Library not loaded" in facts["version_text"]
+
+
+@pytest.fixture
+def held_port() -> Iterator[int]:
+    """A port that another program holds and does not answer on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_port_that_somebody_took_is_left_for_another(scripted, monkeypatch, held_port: int) -> None:
+    free = llama_server.free_port
+    ports = iter([held_port, free()])
+    monkeypatch.setattr(llama_server, "free_port", lambda: next(ports))
+    with scripted().serve() as server:
+        assert len(answers(server)) == 1
+
+
+def test_no_port_to_be_had(scripted, monkeypatch, held_port: int) -> None:
+    monkeypatch.setattr(llama_server, "free_port", lambda: held_port)
+    with (
+        pytest.raises(
+            EngineError, match=f"port {held_port} on 127.0.0.1 was taken by another program, 3 times in a row"
+        ),
+        scripted().serve(),
+    ):
+        pass
+
+
+# What is in force
+
+
+@pytest.mark.parametrize(
+    ("case", "asked", "words"),
+    [
+        ("props_four", case_setting(1, 8192), "runs 4 slots, 1 were asked for; nothing was measured"),
+        ("props_divided", case_setting(4, 8192), "gives 2048 tokens of context per slot, 8192 were asked for"),
+    ],
+)
+def test_slots_and_context_are_read_back(scripted, case: str, asked: Setting, words: str) -> None:
+    with pytest.raises(EngineError, match=words), scripted(f"L07-slots-and-shared-context/{case}").serve(asked):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("props", "words"),
+    [
+        ({"model_path": "/models/another.gguf"}, "has loaded another.gguf, example-q4_k_m.gguf was asked for"),
+        ({"total_slots": None}, "runs None slots"),
+        ({"total_slots": "1"}, "runs None slots"),
+        ({"default_generation_settings": {"n_ctx": 512}}, "gives 512 tokens"),
+    ],
+)
+def test_what_is_not_as_asked_ends_it_before_measuring(scripted, props: dict[str, Any], words: str) -> None:
+    with pytest.raises(EngineError, match=words), scripted(routes={"GET /props": [{"json": PROPS | props}]}).serve():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("props", "deviation"),
+    [
+        ({}, []),
+        ({"default_generation_settings": {"n_ctx": 4096}}, ["a slot has 4096 tokens of context, 1024 were asked for"]),
+        (
+            {"default_generation_settings": {}},
+            ["this llama-server does not say what context a slot has, which could not be checked"],
+        ),
+        (
+            {"default_generation_settings": [1]},
+            ["this llama-server does not say what context a slot has, which could not be checked"],
+        ),
+    ],
+)
+def test_what_differs_or_cannot_be_checked_is_a_deviation(
+    scripted, props: dict[str, Any], deviation: list[str]
+) -> None:
+    with scripted(routes={"GET /props": [{"json": PROPS | props}]}).serve() as server:
+        assert server.deviations == deviation
+
+
+def test_a_padded_context_is_a_deviation(scripted) -> None:
+    props = PROPS | {"default_generation_settings": {"n_ctx": 768}}
+    with scripted(routes={"GET /props": [{"json": props}]}).serve(setting(1, 700)) as server:
+        assert server.deviations == ["context_per_slot 700 is padded to 768 by the server"]
+        assert server.facts["context_per_slot"] == 768
+
+
+def log_lines(name: str) -> list[str]:
+    return (CASES / "L08-config-not-in-force" / "logs" / f"{name}.txt").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("log", "keys", "words"),
+    [
+        ("offloaded_0", {}, "put 0 of 29 layers on the GPU, all were asked for"),
+        ("offloaded_0", {"gpu_layers": 99}, "put 0 of 29 layers on the GPU, 99 were asked for"),
+        ("no_gpu", {"gpu_layers": 99}, r"put 0 of \? layers on the GPU, 99 were asked for"),
+        ("fit_layers", {}, "put 17 of 29 layers on the GPU, all were asked for"),
+        (
+            "fit_layers",
+            {"gpu_layers": 17},
+            r"changed what was asked for to fit the memory \(params_fit: set to use 17 full GPU layers\)",
+        ),
+        ("fit_ctx", {}, "to fit the memory .params_fit: context size reduced from 8192 to 4096"),
+        (
+            "vocab",
+            {"draft": "d"},
+            "does not use the draft model: error: draft model vocab type must match target model",
+        ),
+    ],
+)
+def test_the_log_is_held_against_what_was_asked(scripted, log: str, keys: dict[str, Any], words: str) -> None:
+    played = scripted(stderr=log_lines(log))
+    with pytest.raises(EngineError, match=words), played.serve(setting(**keys), DRAFT if "draft" in keys else None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("log", "gpu_layers", "offloaded"),
+    [("offloaded_all", "all", 29), ("offloaded_all", 99, 29), ("offloaded_0", 0, 0), ("no_gpu", "all", 0), ("no_gpu", 0, 0), ("vocab", "all", 29)],
+)  # fmt: skip
+def test_layers_on_the_gpu_are_recorded(scripted, log: str, gpu_layers: Any, offloaded: int) -> None:
+    with scripted(stderr=log_lines(log)).serve(setting(gpu_layers=gpu_layers)) as server:
+        assert server.facts["offloaded_layers"] == offloaded
+
+
+@pytest.mark.parametrize(("case", "outcome"), [("draft_idle", "void"), ("draft_on", "pass")])
+def test_a_draft_that_does_not_draft(scripted, case: str, outcome: str) -> None:
+    with scripted(f"L08-config-not-in-force/{case}").serve(case_setting(draft="d"), DRAFT) as server:
+        found = answers(server)
+    assert gates.drafted(found).outcome == outcome
+    assert (found[0].draft_n, found[0].draft_accepted_n) == ((190, 92) if case == "draft_on" else (0, 0))
+
+
+# How it is asked
+
+
+def test_every_flag_is_passed_and_kept_without_folders(scripted) -> None:
+    played = scripted(
+        routes={"GET /props": [{"json": PROPS | {"total_slots": 4, "default_generation_settings": {"n_ctx": 512}}}]}
+    )
+    with played.serve(setting(4, 512, draft="d"), DRAFT) as server:
+        line = " ".join(server.facts["arguments"])
+    for part in (
+        "--model example-q4_k_m.gguf", "--parallel 4", "--ctx-size 2048", "--no-kv-unified", "--fit off", "--gpu-layers 999",
+        "--no-cache-prompt", "--cache-ram 0", "--no-cache-idle-slots", "--slot-prompt-similarity 0", "--metrics",
+        "--model-draft draft.gguf", "--spec-type draft-simple", "--spec-draft-n-max 3",
+    ):  # fmt: skip
+        assert part in line
+    assert "/weights" not in line
+    assert "api-key" not in line
+
+
+def test_the_cache_is_left_on_where_it_is_wanted(scripted) -> None:
+    with scripted().serve(setting(cache_prompt=True)) as server:
+        assert not any("cache-prompt" in argument or "cache-ram" in argument for argument in server.facts["arguments"])
+        answers(server)
+
+
+def test_requests_are_of_fixed_length_greedy_and_uncached(scripted) -> None:
+    played = scripted()
+    with played.serve() as server:
+        server.run_round([[5, 6, 7]], 64)
+    [request] = played.requests("/completion")
+    assert request["body"] == {
+        "prompt": [5, 6, 7], "n_predict": 64, "ignore_eos": True, "temperature": 0.0, "seed": 1, "cache_prompt": False, "stream": False,
+    }  # fmt: skip
+    keys = {one["key"] for one in played.requests()}
+    assert len(keys) == 1
+    assert len(keys.pop()) == len("Bearer ") + 32
+
+
+def test_a_build_that_lacks_flags_deviates(scripted) -> None:
+    old = "--port N  x\n-m,    --model FNAME  x\n-np,   --parallel N  x\n-c,    --ctx-size N  x\n--no-webui  x\n"
+    with scripted(help=old).serve() as server:
+        assert "--no-webui" in server.facts["arguments"]
+        assert "this llama-server has no --fit off, which could not be pinned" in server.deviations
+        assert "this llama-server has no --no-cache-prompt, which could not be pinned" in server.deviations
+
+
+def test_a_build_too_old_for_what_is_asked(scripted) -> None:
+    old = "--port N\n--model FNAME\n"
+    with pytest.raises(EngineError, match="this build has no --parallel"), scripted(help=old).serve():
+        pass
+    old += "--parallel N\n--ctx-size N\n"
+    with (
+        pytest.raises(EngineError, match="this build has no --model-draft"),
+        scripted(help=old).serve(setting(draft="d"), DRAFT),
+    ):
+        pass
+
+
+def test_flags_of_the_help_without_those_only_told_as_removed() -> None:
+    text = (
+        "usage: llama-server [options]\n"
+        "-ngl,  --gpu-layers, --n-gpu-layers N   max. number of layers (env: LLAMA_ARG_N_GPU_LAYERS)\n"
+        "                                        see --fit\n"
+        "--mmap, --no-mmap                       memory-map the model\n"
+        "--draft-max N                           the argument has been removed. use --spec-draft-n-max\n"
+        "--defrag N                              defragment\n"
+        "                                        the argument has been removed\n"
+    )
+    assert parse_flags(text) == {"-ngl", "--gpu-layers", "--n-gpu-layers", "--mmap", "--no-mmap"}
+
+
+def test_nothing_of_our_environment_configures_the_server(monkeypatch) -> None:
+    for name in ("LLAMA_ARG_PARALLEL", "LLAMA_ARG_CACHE_PROMPT", "LLAMA_API_KEY", "LLAMA_API_KEY_FILE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    environment = llama_server._environment()
+    assert not any(name.startswith("LLAMA_") for name in environment)
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["LC_ALL"]) == ("1", "C")
+
+
+# What is answered
+
+
+def test_a_round_is_released_together_and_timed_from_its_start(scripted) -> None:
+    props = PROPS | {"total_slots": 4}
+    played = scripted(routes={"GET /props": [{"json": props}], "POST /completion": [{"json": ANSWER, "delay_s": 0.3}]})
+    with played.serve(setting(4)) as server:
+        assert server.slots == 4
+        done = server.run_round([[n] for n in range(4)], 128, 7)
+    assert sorted(request["body"]["prompt"] for request in played.requests("/completion")) == [[0], [1], [2], [3]]
+    assert [(a.slot, a.round, a.predicted_n) for a in done.answers] == [(n, 7, 128) for n in range(4)]
+    # One after the other they would take 1.2 s.
+    assert 0.3 <= done.end_mono - done.start_mono < 1.1
+    assert all(0 <= a.sent_s < a.received_s <= done.end_mono - done.start_mono + 1e-3 for a in done.answers)
+
+
+def test_repeats_of_a_prompt_that_came_from_the_cache(scripted) -> None:
+    with scripted("L03-prompt-was-cached/repeats").serve(case_setting()) as server:
+        found = answers(server, rounds=3)
+    assert [(a.prompt_n, a.cache_n, a.predicted_n) for a in found] == [(512, 0, 128), (1, 511, 128), (1, 511, 128)]
+    assert gates.prompt_cache(found[:1], wanted=False).outcome == "pass"
+    assert gates.prompt_cache(found, wanted=False).outcome == "void"
+    assert gates.requests_complete(found, 3, 128).outcome == "pass"
+
+
+def test_an_old_build_hides_the_cache_in_the_length_of_the_prompt(scripted) -> None:
+    with scripted("L03-prompt-was-cached/old_no_cache_n").serve(case_setting()) as server:
+        [found] = answers(server)
+    assert (found.prompt_n, found.cache_n) == (1, 511)
+    gate = gates.prompt_cache([found], wanted=False)
+    assert (gate.outcome, gate.value) == ("void", "511 of 512 prompt tokens from cache")
+
+
+def test_an_image_costs_more_than_its_one_token(scripted) -> None:
+    with scripted("L03-prompt-was-cached/image").serve(case_setting()) as server:
+        found = answers(server)
+    gate = gates.prompt_cache(found, wanted=False)
+    assert gate.outcome == "flag"
+    assert "prompt_ms and prompt_n disagree" in str(gate.value)
+
+
+def test_counts_without_timings(scripted) -> None:
+    with scripted("L05-timings-absent-or-null/missing_keys").serve(case_setting()) as server:
+        [found] = answers(server)
+    assert (found.predicted_n, found.counted_from, found.prompt_n, found.prompt_ms) == (
+        128,
+        "tokens_predicted",
+        24,
+        None,
+    )
+
+
+def test_an_answer_of_no_tokens_is_void_and_no_division(scripted, make_window) -> None:
+    with scripted("L05-timings-absent-or-null/zero_tokens").serve(case_setting()) as server:
+        found = answers(server)
+    assert (found[0].predicted_n, found[0].counted_from) == (0, "timings")
+    assert gates.requests_complete(found, 1, 128).outcome == "void"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"timings": None, "usage": {"completion_tokens": 128, "prompt_tokens": 24}}, ("usage", 128, 24, 0)),
+        ({"timings": {"predicted_n": None}, "tokens_predicted": 128}, ("tokens_predicted", 128, 0, 0)),
+        (
+            {"timings": {"predicted_n": 128, "prompt_n": None, "cache_n": 20}, "tokens_evaluated": 24},
+            ("timings", 128, 4, 20),
+        ),
+        ({"timings": {"predicted_n": 128, "prompt_n": None}, "tokens_evaluated": 24}, ("timings", 128, 24, 0)),
+        ({"timings": {"predicted_n": 128.0, "prompt_n": 30}, "tokens_evaluated": 24}, ("timings", 128, 30, 0)),
+        ({"timings": "none", "tokens_predicted": 128, "tokens_evaluated": 24}, ("tokens_predicted", 128, 24, 0)),
+    ],
+)
+def test_counts_come_from_the_first_place_that_has_one(body: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    found = llama_server._answer(body, 0, 0, 0.0, 1.0)
+    assert (found.counted_from, found.predicted_n, found.prompt_n, found.cache_n) == expected
+
+
+@pytest.mark.parametrize("count", [None, "many", True, -1, 1.5, [128], 1e30])
+def test_an_answer_without_a_usable_count_fails(count: Any) -> None:
+    body = {"content": "a b c", "timings": {"predicted_n": count}, "tokens_predicted": count}
+    with pytest.raises(EngineError, match="no count of generated tokens"):
+        llama_server._answer(body, 0, 0, 0.0, 1.0)
+
+
+def test_times_that_are_no_numbers_are_unknown(scripted) -> None:
+    # What json.dumps would refuse, a server may still write.
+    text = json.dumps(ANSWER).replace("60.0", "NaN").replace("3200.0", "1e999")
+    with scripted(routes={"POST /completion": [{"body": text}]}).serve() as server:
+        [found] = answers(server)
+    assert (found.predicted_n, found.prompt_ms, found.predicted_ms) == (128, None, None)
+
+
+@pytest.mark.parametrize("case", ["ctx_400", "ctx_500", "ctx_200"])
+def test_an_error_in_the_body_is_a_failed_request_whatever_the_status(scripted, case: str) -> None:
+    words = rf"status {case[-3:]}, exceed_context_size_error\): request too long for the slot; raise context_per_slot, or ask for fewer"
+    played = scripted(f"L06-errors-in-the-body/{case}")
+    with played.serve(case_setting()) as server, pytest.raises(EngineError, match=words):
+        answers(server)
+    assert len(played.requests("/completion")) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (
+            500,
+            {"error": {"code": 500, "message": "roles must alternate", "type": "server_error"}},
+            r"status 500, server_error\): roles must",
+        ),
+        (200, {"error": "out of slots"}, r"refused a request \(status 200, error\): out of slots"),
+        (200, {"error": {}, **ANSWER}, r"refused a request \(status 200"),
+        (503, {"error": {"message": None, "type": None}}, r"refused a request \(status 503"),
+        (502, "<html>Bad Gateway</html>", "status 502 with a body that is no JSON object: <html>"),
+        (200, [ANSWER], "status 200 with a body that is no JSON object"),
+        (500, ANSWER, "status 500 with a body"),
+        (200, '{"timings": {"predicted_n": 12', "no JSON object"),
+        (200, "[" * 100_000, "no JSON object"),
+    ],
+)
+def test_a_failed_request_says_what_the_server_said(status: int, body: Any, words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        llama_server._object(status, body if isinstance(body, str) else json.dumps(body))
+
+
+def test_an_answer_that_is_cut_off_fails(scripted) -> None:
+    played = scripted(
+        routes={"POST /completion": [{"json": ANSWER, "headers": {"Content-Length": "999999", "Connection": "close"}}]}
+    )
+    with played.serve() as server, pytest.raises(EngineError, match="dropped a request: ClientPayloadError"):
+        answers(server)
+
+
+def test_an_empty_answer_fails(scripted) -> None:
+    played = scripted("L06-errors-in-the-body/empty_200")
+    with (
+        played.serve(case_setting()) as server,
+        pytest.raises(EngineError, match=r"status 200 with .* no JSON object: \(empty\)"),
+    ):
+        answers(server)
+
+
+def test_bytes_that_are_no_text_do_not_spoil_the_counts(scripted) -> None:
+    with scripted("L06-errors-in-the-body/bad_utf8").serve(case_setting()) as server:
+        [found] = answers(server)
+    assert (found.predicted_n, found.prompt_n) == (128, 24)
+
+
+def test_a_truncated_prompt_voids(scripted) -> None:
+    with scripted("L06-errors-in-the-body/truncated_prompt").serve(case_setting()) as server:
+        found = answers(server)
+    gate = gates.requests_complete(found, 1, 128)
+    assert (gate.outcome, gate.value) == ("void", "a prompt was truncated")
+
+
+def test_a_round_in_which_some_fail_has_no_figure(scripted) -> None:
+    with (
+        scripted("L07-slots-and-shared-context/partial").serve(case_setting(8)) as server,
+        pytest.raises(EngineError, match=r"3 of 8 requests failed: .*Context size has been exceeded"),
+    ):
+        answers(server, slots=8)
+
+
+def test_an_error_is_not_tried_again_for_ever(scripted) -> None:
+    played = scripted("L10-server-process-life/oom_500")
+    with played.serve(case_setting()) as server:
+        assert len(answers(server)) == 1
+        with pytest.raises(EngineError, match=r"server_error.: failed to allocate buffer"):
+            answers(server)
+    assert len(played.requests("/completion")) == 2
+
+
+def test_a_crash_in_mid_run_tells_the_exit_code(scripted) -> None:
+    with scripted("L10-server-process-life/crash_midrun", stderr=["CUDA error: out of memory"]).serve(
+        case_setting()
+    ) as server:
+        assert len(answers(server, rounds=2)) == 2
+        with pytest.raises(
+            EngineError, match="died in mid-work: exit code 137; its log ends: CUDA error: out of memory"
+        ):
+            answers(server)
+
+
+def test_a_crash_while_other_requests_wait(scripted) -> None:
+    routes = {
+        "GET /props": [{"json": PROPS | {"total_slots": 3}}],
+        "POST /completion": [{"delay_s": 60}, {"delay_s": 60}, {"signal": 9}],
+    }
+    with (
+        scripted(routes=routes).serve(setting(3)) as server,
+        pytest.raises(EngineError, match=r"died in mid-work: signal 9 \(SIGKILL\)"),
+    ):
+        answers(server, slots=3)
+
+
+def test_a_dropped_connection_of_a_living_server(scripted) -> None:
+    played = scripted(routes={"POST /completion": [{"drop": True}]}, stderr=["still here"])
+    with played.serve() as server, pytest.raises(EngineError, match=r"dropped a request: .*; its log ends: still here"):
+        answers(server)
+
+
+def test_an_interruption_leaves_nothing_under_way(scripted, caplog) -> None:
+    played = scripted(routes={"POST /completion": [{"delay_s": 60}]})
+    outcome: list[BaseException] = []
+
+    def work(server: LlamaServer) -> None:
+        try:
+            answers(server)
+        except BaseException as error:
+            outcome.append(error)
+
+    with played.serve() as server:
+        worker = threading.Thread(target=work, args=(server,))
+        worker.start()
+        while not played.requests("/completion"):
+            time.sleep(0.01)
+    worker.join(15.0)
+    assert not worker.is_alive()
+    assert len(outcome) == 1
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_a_request_without_an_answer(scripted) -> None:
+    played = scripted(routes={"POST /completion": [{"delay_s": 60}]})
+    with played.serve(answer_s=1.0) as server, pytest.raises(EngineError, match="gave no answer within 1 s"):
+        answers(server)
+
+
+def test_running_totals(scripted) -> None:
+    text = (
+        "# HELP llamacpp:n_decode_total Total number of llama_decode() calls\nllamacpp:n_decode_total 200\n"
+        "llamacpp:n_busy_slots_per_decode 3.5\nllamacpp:tokens_predicted_total 1e+03\n"
+    )
+    with scripted(
+        routes={"GET /metrics": [{"body": text}, {"body": "# nothing yet\n"}, {"status": 501, "json": {"error": {}}}]}
+    ).serve() as server:
+        found = server.counters()
+        assert found is not None
+        assert (found.decode_steps, found.busy_slots) == (200.0, 700.0)
+        assert server.counters() is None
+        assert server.counters() is None
+
+
+def test_prompts_are_tokens_of_the_servers_own_tokenizer(scripted) -> None:
+    played = scripted(routes={"POST /tokenize": [{"json": {"tokens": [1, 2, 3]}}]})
+    with played.serve() as server:
+        assert server.prompts("Why?", 3, identical=True) == [[1, 2, 3]] * 3
+    assert played.requests("/tokenize")[0]["body"] == {"content": "Why?", "add_special": True}
+
+
+def test_a_tokenizer_that_gives_nothing(scripted) -> None:
+    replies = [{"json": {}}, {"json": {"tokens": []}}, {"json": {"tokens": "abc"}}]
+    with scripted(routes={"POST /tokenize": replies}).serve() as server:
+        for _ in replies:
+            with pytest.raises(EngineError, match="/tokenize gave no tokens"):
+                server.prompts("Why?", 1, identical=True)
+
+
+def test_the_text_of_one_answer(scripted) -> None:
+    with scripted(routes={"POST /completion": [{"json": {"content": " blue", **ANSWER}}]}).serve() as server:
+        assert server.complete("The sky is", 8) == " blue"
+
+
+# Which program
+
+
+VERSIONS = [json.loads(line) for line in (CASES / "L09-version-strings" / "versions.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("case", VERSIONS, ids=lambda case: (case["stdout"] + case["stderr"]).split("\n")[0][:40])
+def test_version_strings(case: dict[str, Any]) -> None:
+    expected = {key: case[key] for key in ("build", "commit", "semver")}
+    assert parse_version(case["stdout"] + case["stderr"]) == expected
+    # Whichever stream they come on, and whatever else is said there.
+    assert (
+        parse_version(f"ggml_cuda_init: found 1 CUDA devices:\n{case['stderr']}{case['stdout']}built with GNU 12\n")
+        == expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "build", "commit", "semver"),
+    [
+        (
+            "version: 123456 (0123456789abcdef0123456789abcdef01234567)\n",
+            123456,
+            "0123456789abcdef0123456789abcdef01234567",
+            None,
+        ),
+        (
+            "version: 0.5.0-dev (build 1, commit 0c1e570)\nbuilt with GNU 12.2.0 for Linux x86_64\n",
+            None,
+            "0c1e570",
+            "0.5.0-dev",
+        ),
+        ("version: 8514 (406f4e3f6)\r\n", 8514, "406f4e3f6", None),
+        ("", None, None, None),
+        ("subversion: 8514 (406f4e3f6)", None, None, None),
+    ],
+)
+def test_more_version_strings(text: str, build: int | None, commit: str | None, semver: str | None) -> None:
+    assert parse_version(text.replace("\r\n", "\n")) == {"build": build, "commit": commit, "semver": semver}
+
+
+def test_the_facts_of_a_program_name_it_without_its_folder(scripted, tmp_path: Path) -> None:
+    facts = scripted(
+        version="load_backend: loaded CPU\nversion: 8514 (406f4e3f6)\nbuilt with Clang 22.0.0 for Linux"
+    ).engine.facts()
+    assert (facts["name"], facts["build"], facts["commit"], facts["semver"]) == (
+        "llama-server",
+        8514,
+        "406f4e3f6",
+        None,
+    )
+    assert facts["version_text"] == "version: 8514 (406f4e3f6); built with Clang 22.0.0 for Linux"
+    assert len(facts["sha256"]) == 64
+    assert str(tmp_path) not in json.dumps(facts)
+
+
+def test_the_program_is_looked_for_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("named", "variable", "path"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "llama-server").write_text("#!/bin/sh\n")
+        (tmp_path / folder / "llama-server").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert locate(None) == tmp_path / "path" / "llama-server"
+    monkeypatch.setenv("JOULES_LLAMA_SERVER", str(tmp_path / "variable" / "llama-server"))
+    assert locate(None) == tmp_path / "variable" / "llama-server"
+    assert locate(str(tmp_path / "named" / "llama-server")) == tmp_path / "named" / "llama-server"
+    assert locate("llama-server") == tmp_path / "path" / "llama-server"
+    monkeypatch.chdir(tmp_path / "named")
+    assert locate("./llama-server") == tmp_path / "named" / "llama-server"
+    monkeypatch.setenv("HOME", str(tmp_path / "named"))
+    assert locate("~/llama-server") == tmp_path / "named" / "llama-server"
+
+
+def test_a_program_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "llama-server").write_text("no program: it has no right to run")
+    for named in (str(tmp_path / "llama-server"), str(tmp_path / "none"), "no-such-llama-server"):
+        with pytest.raises(Unmeasured, match=r"is no program that can be run; give its path with --joules-server"):
+            locate(named)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(llama_server.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(Unmeasured, match="llama-server is not on this machine: install it"):
+        locate(None)
+
+
+def test_engines_are_found_by_name(tmp_path: Path) -> None:
+    (tmp_path / "llama-server").write_text("#!/bin/sh\n")
+    (tmp_path / "llama-server").chmod(0o755)
+    assert find("llama-server", str(tmp_path / "llama-server")).name == "llama-server"
+    with pytest.raises(UsageError, match=r"there is no engine 'lama-server'; did you mean 'llama-server'\?; known: "):
+        find("lama-server")
+
+
+# The real one
+
+
+@pytest.fixture
+def smollm() -> ModelFile:
+    path = models.find("smollm2-135m-instruct", "q4_1", models.folders([], Path("absent")))
+    return ModelFile(path=path, size_bytes=path.stat().st_size, sha256="0" * 64)
+
+
+def test_a_real_server_runs_as_asked(smollm: ModelFile, tmp_path: Path, gone) -> None:
+    engine = LlamaServerEngine(locate(None))
+    # One thread: several that wait for each other on a busy machine take minutes.
+    asked = replace(setting(2, 512), server=Server(parallel=2, context_per_slot=512, threads=1))
+    with engine.serve(asked, smollm, None, tmp_path, 120.0, 120.0) as server:
+        before = server.counters()
+        prompts = server.prompts("Why is the sky blue?", 4)
+        assert len({tuple(prompt) for prompt in prompts}) == 4
+        assert len({len(prompt) for prompt in prompts}) == 1
+        later = server.prompts("Why is the sky blue?", 4, first=4)
+        assert not {tuple(prompt) for prompt in prompts} & {tuple(prompt) for prompt in later}
+        found = [a for number in (0, 1) for a in server.run_round(prompts[:2], 16, number).answers]
+        after = server.counters()
+        pids, deviations, facts = server.pids, server.deviations, server.facts
+    assert gone(*pids)
+    assert deviations == []
+    assert (facts["slots"], facts["context_per_slot"]) == (2, 512)
+    assert gates.requests_complete(found, 4, 16).outcome == "pass"
+    # Both prompts were asked twice: the cache really is off.
+    assert gates.prompt_cache(found, wanted=False).outcome == "pass"
+    assert all(a.prompt_n == len(prompts[0]) and a.prompt_ms and a.predicted_ms for a in found)
+    assert before is not None
+    assert after is not None
+    steps = after.decode_steps - before.decode_steps
+    assert math.isclose((after.busy_slots - before.busy_slots) / steps, 2.0, rel_tol=0.2)
+
+
+def test_a_real_server_tells_why_it_cannot_load(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(60))
+    model = ModelFile(path=broken, size_bytes=64, sha256="0" * 64)
+    engine = LlamaServerEngine(locate(None))
+    with (
+        pytest.raises(EngineError, match=r"ended while loading: exit code 1; its log ends: .*broken\.gguf"),
+        engine.serve(setting(), model, None, tmp_path, 60.0, 60.0),
+    ):
+        pass
