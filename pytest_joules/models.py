@@ -146,9 +146,9 @@ def _shards(path: Path) -> list[Path]:
         return [path]
     count, number = int(match["count"]), int(match["number"])
     if number != 1:
-        raise UsageError(
-            f"model {path}: this is shard {number} of {count}; name the first, {match['stem']}-00001-of-{count:05d}.gguf"
-        )
+        first = path.with_name(f"{match['stem']}-00001-of-{count:05d}.gguf")
+        missing = "" if first.is_file() else ", which is missing here: fetch it into the same folder"
+        raise UsageError(f"model {path}: this is shard {number} of {count}; name the first, {first.name}{missing}")
     shards = [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
     for i, shard in enumerate(shards, 1):
         if not shard.is_file():

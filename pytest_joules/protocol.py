@@ -226,7 +226,7 @@ class _Campaign:
                     {"name": name, "format": form, **model.record()} for (name, form), model in bench.models.items()
                 ),
                 engine=self.engine_facts,
-                meter=self._meter_record(),
+                meter=self._meter_record(begun_mono, end_mono),
                 windows=tuple(self.windows),
                 idle=self._idle(),
                 gates=(*self._run_gates(), _load_gate(busy), _supply_gate(before, machine.power_state())),
@@ -512,11 +512,12 @@ class _Campaign:
             found.append(gates.wall_slope([p[0] for p in pairs], [p[1] for p in pairs], chosen.name, meter.name))
         return found
 
-    def _meter_record(self) -> MeterRecord:
+    def _meter_record(self, begun_mono: float, end_mono: float) -> MeterRecord:
         chosen = self.bench.power.chosen
         return MeterRecord(
             name=chosen.name, basis=chosen.basis, scope=chosen.scope, covers=chosen.covers, rate_hz=self.bench.power.rate_hz,
             rails=chosen.every_rail, chosen_because=chosen.because, notes=chosen.notes, lags_s=self.bench.power.lags_s,
+            sampling=self.bench.power.sampling(begun_mono, end_mono),
         )  # fmt: skip
 
 

@@ -177,11 +177,30 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How evenly a meter was read over a whole run.
+
+    Attributes:
+        readings: rounds of readings.
+        interval_s: median time between two of them.
+        late_95_s, late_worst_s: how much later than that the 95th of 100 and the worst came.
+        missed: readings that would have fitted into the gaps.
+    """
+
+    readings: int
+    interval_s: float
+    late_95_s: float
+    late_worst_s: float
+    missed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeterRecord:
     """The meter a run used and how it was chosen.
 
     Attributes:
         lags_s: measured delay of each rail behind the chip, by which its readings were moved back.
+        sampling: how evenly each source was read, by its name.
     """
 
     name: str
@@ -193,6 +212,7 @@ class MeterRecord:
     chosen_because: str
     notes: tuple[str, ...] = ()
     lags_s: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, Sampling] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

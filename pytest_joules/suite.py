@@ -598,8 +598,12 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
     gates = suite.gates
     if gates.batch_flag_below < gates.batch_void_below:
         yield f"{document.place(('gates',))}: gates: batch_flag_below must not be under batch_void_below"
-    if gates.uncertainty_flag_above > gates.uncertainty_void_above:
-        yield f"{document.place(('gates',))}: gates: uncertainty_flag_above must not be over uncertainty_void_above"
+    for name, flag, void in (
+        ("uncertainty", gates.uncertainty_flag_above, gates.uncertainty_void_above),
+        ("counter", gates.counter_flag_above, gates.counter_void_above),
+    ):
+        if flag > void:
+            yield f"{document.place(('gates',))}: gates: {name}_flag_above must not be over {name}_void_above"
     if suite.draft.draft_model is None and "draft_model" not in suite.vary:
         idle: list[tuple[str, ...]] = [("vary", axis) for axis in suite.vary if _section_of(axis) == "draft"]
         if suite.draft != Draft():

@@ -14,7 +14,7 @@ import numpy as np
 from pytest_joules import trace
 from pytest_joules.errors import MeterError, Void
 from pytest_joules.meters import Chosen
-from pytest_joules.records import RailEnergy, Sample
+from pytest_joules.records import RailEnergy, Sample, Sampling
 from pytest_joules.response import Response, step_response
 
 STUCK_AFTER_S = 10.0
@@ -293,6 +293,15 @@ class Power:
         for sampler in self._samplers:
             sampler.wait_past(mono, max(0.0, deadline - time.monotonic()))
 
+    def sampling(self, start_mono: float, end_mono: float) -> dict[str, Sampling]:
+        """How evenly each meter was read over a stretch, by its name; without those read fewer than three times."""
+        found = {}
+        for meter, sampler in zip(self.chosen.meters, self._samplers, strict=True):
+            monos = np.array([s.mono for s in sampler.samples(start_mono, end_mono) if s.rail == meter.rails[0].name])
+            if len(monos) > 2:
+                found[meter.name] = evenness(monos)
+        return found
+
     def respond(self, idle: tuple[float, float], load: tuple[float, float]) -> list[Response]:
         """How the rails that count followed a step from an idle stretch to a loaded one."""
         self._wait_past(load[1])
@@ -320,6 +329,20 @@ class Power:
             yield opened
         finally:
             opened.close(self.measure(start, time.monotonic()))
+
+
+def evenness(mono: trace.Floats) -> Sampling:
+    """Jitter and gaps of (n,) reading times, n over 2."""
+    intervals = np.diff(mono)
+    usual_s = float(np.median(intervals))
+    late = intervals - usual_s
+    return Sampling(
+        readings=len(mono),
+        interval_s=round(usual_s, 6),
+        late_95_s=round(max(0.0, float(np.percentile(late, 95))), 6),
+        late_worst_s=round(max(0.0, float(late.max())), 6),
+        missed=int(np.maximum(np.round(intervals / usual_s) - 1, 0).sum()) if usual_s > 0 else 0,
+    )
 
 
 def group(samples: Sequence[Sample]) -> dict[str, tuple[trace.Floats, trace.Floats]]:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from pytest_joules import gates, meters
 from pytest_joules.errors import Unmeasured, UsageError
-from pytest_joules.meters.sampler import Power
+from pytest_joules.meters.sampler import Power, evenness
 from pytest_joules.records import Rail, RailEnergy, Sample
 
 
@@ -84,6 +85,12 @@ def test_a_meter_beside_is_recorded_and_not_counted():
 
 def test_a_comma_inside_an_argument_stays_in_it():
     assert meters._split("command:watts a,b,plug") == ["command:watts a,b", "plug"]
+
+
+def test_how_evenly_a_meter_was_read():
+    found = evenness(np.array([0.0, 0.1, 0.2, 0.3, 0.62, 0.7]))
+    assert (found.readings, found.interval_s, found.missed) == (6, pytest.approx(0.1), 2)
+    assert found.late_worst_s == pytest.approx(0.22)
 
 
 def test_the_part_that_runs_the_model_is_preferred():
