@@ -99,13 +99,7 @@ class PowerSource:
 
     @contextlib.contextmanager
     def window(self) -> Iterator[PowerWindow]:
-        """Measure the energy of a block of code with the best source of this machine.
-
-        Example:
-            with power.window() as w:
-                work()
-            assert w.energy_j < 200
-        """
+        """Measure the energy of a block of code with the best source of this machine; see `Power.window`."""
         if self._open is None:
             chosen = meters.choose(self._wanted, scope=None, basis="any")
             self._open = self._stack.enter_context(Power(chosen, rate_hz=10.0))

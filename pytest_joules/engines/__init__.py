@@ -8,16 +8,13 @@ An engine is one module of this package (or an entry point in the group `pytest_
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import pkgutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
+from pytest_joules import discovery
 from pytest_joules.errors import UsageError
 from pytest_joules.models import ModelFile
 from pytest_joules.records import RequestRecord
@@ -106,17 +103,9 @@ class Engine(Protocol):
         ...
 
 
-def engines() -> dict[str, ModuleType]:
+def engines() -> dict[str, Any]:
     """Every known engine by name: the modules of this package, then the installed entry points."""
-    found: dict[str, ModuleType] = {}
-    for info in pkgutil.iter_modules(__path__):
-        if info.name != "guard":
-            module = importlib.import_module(f"{__name__}.{info.name}")
-            if hasattr(module, "find"):
-                found[module.NAME] = module
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        found.setdefault(entry.name, entry.load())
-    return found
+    return discovery.members(__name__, __path__, ENTRY_POINTS, offers="find")
 
 
 def find(name: str, where: str | None = None) -> Engine:
@@ -129,5 +118,7 @@ def find(name: str, where: str | None = None) -> Engine:
     known = engines()
     if name not in known:
         raise UsageError(f"there is no engine {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
+    if isinstance(known[name], discovery.Broken):
+        raise UsageError(f"engine {name}: it cannot be loaded: {known[name].cause}")
     engine: Engine = known[name].find(where)
     return engine

@@ -24,7 +24,7 @@ import aiohttp
 
 from pytest_joules import machine
 from pytest_joules.engines import Counters, Round
-from pytest_joules.engines.process import GuardedProcess
+from pytest_joules.engines._process import GuardedProcess
 from pytest_joules.errors import EngineError, Unmeasured
 from pytest_joules.models import ModelFile
 from pytest_joules.records import RequestRecord

@@ -8,21 +8,14 @@ A knob is one module of this package (or an entry point in the group `pytest_jou
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import pkgutil
-from types import ModuleType
+from typing import Any
+
+from pytest_joules import discovery
 
 ENTRY_POINTS = "pytest_joules.knobs"
 
 
-def knobs() -> dict[str, ModuleType]:
+def knobs() -> dict[str, Any]:
     """Every known knob by name: the modules of this package, then the installed entry points."""
-    found: dict[str, ModuleType] = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        if hasattr(module, "held"):
-            found[module.NAME] = module
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        found.setdefault(entry.name, entry.load())
-    return found
+    found = discovery.members(__name__, __path__, ENTRY_POINTS, offers="held")
+    return {name: knob for name, knob in found.items() if not isinstance(knob, discovery.Broken)}

@@ -12,15 +12,12 @@ stood behind a colon in `--joules-meter NAME:ARGUMENT`. Nothing else has to be t
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.metadata
-import pkgutil
 import re
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from pytest_joules import discovery
 from pytest_joules.errors import MeterAbsent, MeterError, Unmeasured, UsageError
 from pytest_joules.records import Basis, Rail, Sample, Scope
 from pytest_joules.words import nearest
@@ -148,22 +145,6 @@ class Chosen:
         return Chosen(meter, self.scope, shown, self.because)
 
 
-def sources() -> dict[str, Source]:
-    """Every known source by name: the modules of this package, then the installed entry points.
-
-    One that cannot be imported stays in the list, and says so when it is asked for meters.
-    """
-    found: dict[str, Source] = {}
-    for info in pkgutil.iter_modules(__path__):
-        if not info.name.startswith("_"):
-            module = _loaded(info.name, functools.partial(importlib.import_module, f"{__name__}.{info.name}"))
-            if hasattr(module, "find"):
-                found[getattr(module, "NAME", info.name)] = module
-    for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        found.setdefault(entry.name, _loaded(entry.name, entry.load))
-    return found
-
-
 class Source(Protocol):
     """What a source module offers."""
 
@@ -173,8 +154,8 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Broken:
-    """A source that cannot be imported."""
+class _BrokenSource:
+    """A source that cannot be imported, and says so when it is asked for meters."""
 
     name: str
     cause: str
@@ -183,11 +164,13 @@ class _Broken:
         raise MeterError(f"meter {self.name}: it cannot be loaded: {self.cause}")
 
 
-def _loaded(name: str, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except Exception as error:  # one broken source must not hide the others
-        return _Broken(name, f"{type(error).__name__}: {error}")
+def sources() -> dict[str, Source]:
+    """Every known source by name: the modules of this package, then the installed entry points."""
+    found = discovery.members(__name__, __path__, ENTRY_POINTS, offers="find")
+    return {
+        name: _BrokenSource(name, member.cause) if isinstance(member, discovery.Broken) else member
+        for name, member in found.items()
+    }
 
 
 def look(only: Iterable[str] | None = None, argument: str | None = None) -> list[Found]:

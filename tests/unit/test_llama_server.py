@@ -16,7 +16,7 @@ import pytest
 from players.scripted_llama_server import FLAGS
 
 from pytest_joules import gates, models
-from pytest_joules.engines import find, llama_server, process
+from pytest_joules.engines import _process, find, llama_server
 from pytest_joules.engines.llama_server import LlamaServer, LlamaServerEngine, locate, parse_flags, parse_version
 from pytest_joules.errors import EngineError, Unmeasured, UsageError
 from pytest_joules.models import ModelFile
@@ -44,7 +44,7 @@ def setting(
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GRACE_S", 0.3)
+    monkeypatch.setattr(_process, "GRACE_S", 0.3)
     monkeypatch.setattr(llama_server, "_DYING_S", 0.5)
     monkeypatch.setattr(llama_server, "_POLL_S", 0.3)
     monkeypatch.delenv("JOULES_LLAMA_SERVER", raising=False)
@@ -109,13 +109,13 @@ def test_ready_means_health_says_so_and_nothing_else_is_asked_before(scripted) -
 
 def test_a_server_that_is_never_ready_is_ended(scripted, gone, monkeypatch) -> None:
     pids: list[int] = []
-    real = process.GuardedProcess.__init__
+    real = _process.GuardedProcess.__init__
 
     def remember(self, *arguments):
         real(self, *arguments)
         pids.extend(self.pids)
 
-    monkeypatch.setattr(process.GuardedProcess, "__init__", remember)
+    monkeypatch.setattr(_process.GuardedProcess, "__init__", remember)
     with (
         pytest.raises(
             EngineError, match=r"not ready within 1 s \(/health: 503 .*model is loading.*\); raise ready_timeout_s"

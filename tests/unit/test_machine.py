@@ -68,6 +68,14 @@ def test_this_machine_is_described_without_its_owner() -> None:
 
 
 @pytest.mark.parametrize(
+    ("total", "memory_gb"), [(24 * 2**30, 24), (24 * 2**30 - 300 * 2**20, 24), (24 * 2**30 + 1, 25)]
+)
+def test_memory_is_told_as_it_is_sold(monkeypatch: pytest.MonkeyPatch, total: int, memory_gb: int) -> None:
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    assert describe.__wrapped__().memory_gb == memory_gb
+
+
+@pytest.mark.parametrize(
     ("line", "chip"),
     [
         ("model name\t: Intel(R) Xeon(R) Platinum 8480+ CPU @ 2.00GHz", "Intel Xeon Platinum 8480+"),
@@ -172,7 +180,7 @@ def test_other_programs_at_work_are_named_and_ours_are_not(monkeypatch: pytest.M
     waited: list[float] = []
     parent = os.getppid()
     processes = [
-        Process(10**7, "browser", 250.0), Process(10**7 + 1, "idle", 9.9), Process(10**7 + 2, "gone", None),
+        Process(10**7, "browser", 250.0), Process(10**7 + 1, "gone", None), Process(10**7 + 2, "idle", 9.9),
         Process(10**7 + 3, "llama-server", 190.0), Process(os.getpid(), "pytest", 90.0), Process(parent, "shell", 90.0),
     ]  # fmt: skip
     monkeypatch.setattr(machine.psutil, "process_iter", lambda _: processes)

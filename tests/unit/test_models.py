@@ -70,11 +70,16 @@ def test_shards_must_all_be_there_and_the_first_is_named(tmp_path: Path) -> None
     assert "shard 2 of 3 is missing: example-00002-of-00003.gguf; fetch it into the same folder" in refusal(
         tmp_path / "example-00001-of-00003.gguf"
     )
-    assert "this is shard 3 of 3; name the first, example-00001-of-00003.gguf" in refusal(
-        tmp_path / "example-00003-of-00003.gguf"
-    )
+    third = tmp_path / "example-00003-of-00003.gguf"
+    assert refusal(third).endswith("this is shard 3 of 3; name the first, example-00001-of-00003.gguf")
     (tmp_path / "example-00002-of-00003.gguf").write_text(POINTER)
     assert "example-00002-of-00003.gguf: this is a Git LFS pointer" in refusal(tmp_path / "example-00001-of-00003.gguf")
+
+
+def test_a_model_of_which_the_first_shard_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "example-00002-of-00002.gguf").write_bytes(EMPTY_GGUF)
+    found = find("example", None, [tmp_path])
+    assert "name the first, example-00001-of-00002.gguf, which is missing here: fetch it" in refusal(found)
 
 
 def test_a_model_in_one_shard(tmp_path: Path) -> None:
@@ -117,7 +122,7 @@ def test_what_a_model_is(tmp_path: Path) -> None:
     model = inspect(path)
     assert model.metadata["general.architecture"] == "llama"
     assert model.metadata["llama.block_count"] == 2
-    assert "tokenizer.ggml.tokens" not in model.metadata
+    assert not [key for key in model.metadata if key.startswith(("GGUF.", "tokenizer.ggml.tokens"))]
     record = model.record()
     assert record["path"] == "tiny.gguf"
     assert str(tmp_path) not in json.dumps(record)

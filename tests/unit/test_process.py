@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_joules.engines import process
+from pytest_joules.engines import _process
+from pytest_joules.engines._process import GuardedProcess
 from pytest_joules.engines.llama_server import free_port
-from pytest_joules.engines.process import GuardedProcess
 from pytest_joules.errors import EngineError
 
 PROGRAMS = Path(__file__).parents[1] / "cases" / "L10-server-process-life" / "bin"
@@ -23,7 +23,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a pro
 
 @pytest.fixture(autouse=True)
 def _short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "GRACE_S", 0.3)
+    monkeypatch.setattr(_process, "GRACE_S", 0.3)
 
 
 @pytest.fixture
@@ -179,11 +179,11 @@ def test_a_child_is_gone_when_the_server_dies_by_itself(start, gone, tmp_path: P
 PARENT = """
     import os, sys, time
     from pathlib import Path
-    from pytest_joules.engines import process
-    process.GRACE_S = 0.3
+    from pytest_joules.engines import _process
+    _process.GRACE_S = 0.3
     folder, programs = Path(sys.argv[1]), Path(sys.argv[2])
-    deaf = process.GuardedProcess([sys.executable, "-S", str(programs / "stubborn_server.py")], folder / "deaf.log", os.environ)
-    router = process.GuardedProcess(
+    deaf = _process.GuardedProcess([sys.executable, "-S", str(programs / "stubborn_server.py")], folder / "deaf.log", os.environ)
+    router = _process.GuardedProcess(
         [sys.executable, "-S", str(programs / "router_server.py"), str(folder / "pid"), *sys.argv[3:]], folder / "router.log", os.environ
     )
     while "listening" not in deaf.log_text() + "" or "listening" not in router.log_text():

@@ -275,8 +275,11 @@ def test_the_power_just_now_needs_two_readings_of_every_rail() -> None:
     with sampling(Made(read, *rails)) as power:
         time.sleep(0.15)
         assert power.latest_power_w() == pytest.approx(24.0, rel=1e-3)
-    silent = Power(chosen(Made(steady())), RATE_HZ)
-    assert silent.latest_power_w() is None
+    quiet = Sampler(chosen(Made(steady())), RATE_HZ)
+    now = time.monotonic()
+    for age_s, power_w in ((0.2, None), (0.1, 20.0)):
+        quiet._samples.append(Sample("cpu", now - age_s, -20.0 * age_s))
+        assert quiet.latest_power_w() == (None if power_w is None else pytest.approx(power_w))
 
 
 def part(

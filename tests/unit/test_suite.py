@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_joules.errors import UsageError
-from pytest_joules.suite import Draft, GateLimits, Protocol, Request, Require, Server, Suite, find, load
+from pytest_joules.suite import Draft, Protocol, Request, Require, Server, Suite, find, load
 
 ROOT = Path(__file__).parents[2]
 LEAST = "question: Does it?\nmodel: m\n"
@@ -68,14 +68,57 @@ def test_the_published_protocol() -> None:
     assert suite.require.wanted_scope == "chip"
 
 
-def test_defaults_are_the_balanced_protocol(write) -> None:
+def test_defaults_are_part_of_what_is_registered(write) -> None:
     suite = load(write(LEAST))
-    assert (suite.server, suite.request, suite.draft, suite.gates) == (Server(), Request(), Draft(), GateLimits())
-    protocol = suite.protocol
-    assert (protocol.passes, protocol.order, protocol.control_repeat) == (4, "balanced", True)
-    assert (protocol.warmup_seconds, protocol.min_window_s, protocol.rounds) == (30.0, 10.0, None)
-    assert suite.require.wanted_scope is None
     assert suite.conditions == ({},)
+    assert (suite.protocol.warmup_seconds, suite.protocol.control_repeat, suite.require.wanted_scope) == (
+        30.0,
+        True,
+        None,
+    )
+    record = suite.record()
+    sections = {
+        "server": {
+            "parallel": 1, "context_per_slot": 1024, "threads": None, "gpu_layers": "all", "flash_attention": "auto",
+            "cache_type_k": "f16", "cache_type_v": "f16", "batch_tokens": 2048, "ubatch_tokens": 512,
+        },
+        "request": {
+            "prompt": "short", "identical": False, "answer_tokens": 128, "temperature": 0.0, "seed": 1, "cache_prompt": False,
+        },
+        "draft": {"draft_model": None, "draft_format": None, "draft_tokens_max": 3, "draft_tokens_min": 0, "draft_threshold": 0.0},
+        "protocol": {
+            "warmup_s": None, "warmup_tokens": None, "rounds": None, "min_window_s": 10.0, "passes": 4, "order": "balanced",
+            "control": None, "idle_s": 10.0, "rate_hz": 5.0, "ready_timeout_s": 600.0, "request_timeout_s": 3600.0, "seed": 1,
+        },
+        "require": {"scope": "any", "basis": "measured", "min_samples": 5, "thin": "void"},
+        "gates": {
+            "batch_void_below": 0.8, "batch_flag_below": 0.95, "thin_samples": 10, "uncertainty_void_above": 0.25,
+            "uncertainty_flag_above": 0.05, "spread_flag_above": 0.05, "client_cpu_flag_above": 0.02, "other_load_flag_above": 0.10,
+        },
+    }  # fmt: skip
+    for section, defaults in sections.items():
+        assert record[section].items() >= defaults.items(), section
+    assert (record["name"], record["engine"], record["vary"], record["knobs"], record["files"]) == (
+        "s",
+        "llama-server",
+        {},
+        {},
+        ["s.yaml"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "least", "below"),
+    [
+        ("server", "parallel", 1, 0), ("server", "gpu_layers", 0, -1), ("request", "temperature", 0, -0.1), ("request", "seed", 0, -1),
+        ("protocol", "idle_s", 0, -1), ("protocol", "warmup_s", 0, -1), ("protocol", "passes", 1, 0), ("protocol", "rate_hz", 0.01, 0),
+        ("protocol", "min_window_s", 0.01, 0), ("require", "min_samples", 1, 0), ("gates", "spread_flag_above", 0.001, 0),
+    ],
+)  # fmt: skip
+def test_the_least_value_of_a_key(write, section: str, key: str, least: float, below: float) -> None:
+    suite = load(write(f"{LEAST}{section}: {{{key}: {least}}}\n"))
+    assert getattr(getattr(suite, section), key) == least
+    assert f"suites/s.yaml:3: {section}.{key}: should be" in refusal(write(f"{LEAST}{section}: {{{key}: {below}}}\n"))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +192,7 @@ FAULTS = {
     "two ways to warm up": ("protocol:\n  warmup_s: 5\n  warmup_tokens: 16", 5, ["warmup_s and warmup_tokens", "give one"]),
     "limits of the batch crossed": ("gates: {batch_void_below: 0.9, batch_flag_below: 0.8}", 3, ["gates", "batch_flag_below"]),
     "limits of uncertainty crossed": ("gates: {uncertainty_flag_above: 0.5, uncertainty_void_above: 0.2}", 3, ["uncertainty_flag_above"]),
+    "limits of counters crossed": ("gates: {counter_flag_above: 0.3}", 3, ["gates", "counter_flag_above must not be over counter_void_above"]),
     "answers too long": ("request: {answer_tokens: 1024}", 3, ["request.answer_tokens", "1024", "raise context_per_slot"]),
     "answers too long at a point": ("vary:\n  answer_tokens: [128, 2048]", 4, ["vary.answer_tokens", "answer_tokens=2048"]),
     "drafting without a draft": ("draft: {draft_tokens_max: 8}", 3, ["draft", "no effect without draft_model"]),

@@ -201,6 +201,27 @@ def test_noise_of_one_condition_is_its_own_scatter(table) -> None:
     assert (noise.sd, noise.dof, noise.common) == (pytest.approx(logs.std(ddof=1)), 2, (0.0, 0.0))
 
 
+def test_the_mean_of_more_passes_is_shaken_less(table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verdict, "TABLES", 4000)
+    draw = random.Random(3)
+    for passes in (2, 8):
+        sweep = table({n: [100.0 * math.exp(draw.gauss(0, 0.02)) for _ in range(passes)] for n in range(1, 13)})
+        noise = pooled_noise(sweep, "energy_per_token_mj")
+        logs = verdict._Perturbed(sweep, np.random.default_rng(4))._logs["energy_per_token_mj"]
+        # What is common to all conditions of a table is taken out; t is wider than a normal of its scale.
+        scatter = (logs - logs.mean(axis=1, keepdims=True)).std() * math.sqrt(12 / 11)
+        expected = noise.sd / math.sqrt(passes) * math.sqrt(noise.dof / (noise.dof - 2))
+        assert scatter == pytest.approx(expected, rel=0.05)
+
+
+def test_a_void_or_incomplete_cell_takes_no_part_in_the_noise(table) -> None:
+    whole = pooled_noise(table(STEEP), "energy_per_token_mj")
+    cells = [*table(STEEP, void={32: "out of memory"}).cells, *table({64: (100.0,)}).cells]
+    cells.append(Cell(condition={"parallel": 16}, passes=({"power_w": 1.0}, {"power_w": 2.0})))
+    cells.append(Cell(condition={"parallel": 128}, passes=({"energy_per_token_mj": 0.0}, {"energy_per_token_mj": 5.0})))
+    assert pooled_noise(Sweep(("parallel",), cells), "energy_per_token_mj") == whole
+
+
 def test_noise_of_one_pass_is_unknown(table) -> None:
     assert pooled_noise(table({1: (100.0,), 8: (40.0,)}), "energy_per_token_mj") is None
     assert pooled_noise(table({}, void={1: "out of memory"}), "energy_per_token_mj") is None

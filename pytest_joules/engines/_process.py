@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pytest_joules.engines import guard
+from pytest_joules.engines import _guard
 from pytest_joules.errors import EngineError
 from pytest_joules.words import one_line
 
@@ -39,7 +39,7 @@ class GuardedProcess:
         with log_path.open("wb") as log:
             # A session of its own: Ctrl-C in the terminal is for pytest, which then ends this in order.
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__, str(GRACE_S), *command],
+                [sys.executable, "-I", "-S", _guard.__file__, str(GRACE_S), *command],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=dict(environment), start_new_session=True,
             )  # fmt: skip
         first = json.loads(self._line(timeout_s=30.0) or "{}")

@@ -1,6 +1,6 @@
 """Runs one program and outlives whoever started it just long enough to end it.
 
-usage: python -I -S guard.py GRACE_S PROGRAM [ARGUMENT ...]
+usage: python -I -S _guard.py GRACE_S PROGRAM [ARGUMENT ...]
 
 Run as a program of its own, with the standard library only. Its standard input is a pipe held by the parent: when that
 closes, for whatever reason (end, crash, kill -9 of the parent), the program and everything it started get SIGTERM, and
