@@ -171,20 +171,28 @@ def timing(chosen: Chosen, seconds: float) -> str:
     for name, load in loads.items():
         with Power(chosen, RATE_HZ) as power:
             began = time.monotonic()
-            stretch = watch(load)
-            taken = group(power.samples(began, began + stretch.seconds))
+            load()
+            end = time.monotonic()
+            read = power.sampling(began, end)[chosen.meter.name]
+            taken = group(power.samples(began, end))
         first, last = (taken[chosen.rails[i].name][0] for i in (0, -1))
-        spacing_ms, round_ms = np.diff(first) * 1e3, (last - first[: len(last)]) * 1e3
-        period_ms = 1e3 / RATE_HZ
-        missed = int(np.sum(np.maximum(np.round(spacing_ms / period_ms) - 1, 0)))
-        rows.append((
-            name, len(spacing_ms) + 1, *(float(np.quantile(spacing_ms, q)) for q in (0.5, 0.95, 1.0)),
-            f"{missed} of {round(stretch.seconds * RATE_HZ)}", float(np.quantile(round_ms, 0.95)),
-        ))  # fmt: skip
+        nth = np.searchsorted(last, first)
+        rounds_s = last[nth[nth < len(last)]] - first[nth < len(last)]
+        spacings_s = (read.interval_s, read.interval_s + read.late_95_s, read.interval_s + read.late_worst_s)
+        times_ms = [1e3 * time_s for time_s in (*spacings_s, float(np.quantile(rounds_s, 0.95)))]
+        rows.append((name, read.readings, read.missed, *times_ms))
     return tabulate(
         rows,
-        headers=("load", "samples", "median ms", "95th ms", "worst ms", "missed", "first to last rail, 95th ms"),
-        floatfmt=("", "", ".1f", ".1f", ".1f", "", ".2f"),
+        headers=(
+            "load",
+            "samples",
+            "missed",
+            "apart: median ms",
+            "95th ms",
+            "worst ms",
+            "all four rails within, 95th ms",
+        ),
+        floatfmt=("", "", "", ".1f", ".1f", ".1f", ".2f"),
     )
 
 

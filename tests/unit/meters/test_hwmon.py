@@ -63,7 +63,10 @@ def test_without_a_name_the_sensors_are_listed_and_none_is_read(
     [
         ("corsairpsu/power9", "no sensor 'corsairpsu/power9'; there are"),
         ("corsairpsu", "no sensor 'corsairpsu'"),
-        ("corsairpsu/power1=wal", r"'wal' is no scope; did you mean 'wall'\?; one of chip, gpu, gpu\+chip, board, wall"),
+        (
+            "corsairpsu/power1=wal",
+            r"'wal' is no scope; did you mean 'wall'\?; one of chip, gpu, gpu\+chip, board, wall",
+        ),
     ],
 )
 def test_what_is_not_there_is_named_beside_what_is(
