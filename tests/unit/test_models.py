@@ -227,8 +227,7 @@ def test_the_folders_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_model_of_the_quickstart_comes_with_a_package() -> None:
-    model = inspect(find("smollm2-135m-instruct", "q4_1", folders([], Path("absent"))))
-    assert model.path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
-    assert model.metadata["general.architecture"] == "llama"
-    assert 130e6 < model.metadata["parameters"] < 140e6
-    assert len(model.sha256) == 64
+    path = find("smollm2-135m-instruct", "q4_1", folders([], Path("absent")))
+    assert path.name == "SmolLM2-135M-Instruct.Q4_1.gguf"
+    with path.open("rb") as file:
+        assert file.read(4) == b"GGUF"

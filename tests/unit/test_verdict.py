@@ -252,7 +252,7 @@ def test_noise_has_a_floor_and_a_centred_common_factor(energy: dict[int, list[fl
 
 
 SD = 0.02
-RUNS = 100
+RUNS = 80
 LIMIT = 0.30
 
 
