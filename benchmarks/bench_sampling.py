@@ -24,11 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 from scipy.stats import binom
 from tabulate import tabulate
 
@@ -70,42 +71,61 @@ def four_rails() -> Iterator[Chosen]:
         yield Chosen(meter, "chip", meter.rails, "")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Stretch:
-    """CPU seconds of this process and of everything else over a stretch of time."""
+    """A stretch of time, with the CPU seconds that this process and all others but the engine's spent in it."""
 
-    seconds: float
-    ours_s: float
-    others_s: float
+    seconds: float = 0.0
+    ours_s: float = 0.0
+    others_s: float = 0.0
 
     @property
     def share(self) -> float:
         return self.ours_s / self.seconds
 
     @property
-    def others_cores(self) -> float:
-        return self.others_s / self.seconds
+    def others(self) -> str:
+        return f"{self.others_s / self.seconds:.2f} cores"
 
 
-def watch(work: Callable[[], object]) -> Stretch:
-    began, ours, machine = time.monotonic(), time.process_time(), busy_cpu_s()
-    work()
-    ours_s = time.process_time() - ours
-    return Stretch(time.monotonic() - began, ours_s, busy_cpu_s() - machine - ours_s)
+@contextlib.contextmanager
+def watched(engine: Iterable[int] = ()) -> Iterator[Stretch]:
+    """Fills in what it yields when the block is left."""
+
+    def now() -> tuple[float, float, float]:
+        engine_s = sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in engine)
+        return time.monotonic(), time.process_time(), busy_cpu_s() - engine_s
+
+    found, before = Stretch(), now()
+    yield found
+    found.seconds, found.ours_s, rest_s = (after - then for after, then in zip(now(), before, strict=True))
+    found.others_s = rest_s - found.ours_s
 
 
 def cost(chosen: Chosen, seconds: float) -> str:
-    idle = watch(lambda: time.sleep(seconds))
+    with watched() as idle:
+        time.sleep(seconds)
     with Power(chosen, RATE_HZ) as power:
-        sampling = watch(lambda: time.sleep(seconds))
+        with watched() as sampling:
+            time.sleep(seconds)
         rounds = len(power.samples(-math.inf, math.inf)) / len(chosen.rails)
+    if power.failure:
+        raise SystemExit(f"the meter stopped: {power.failure}")
     share = sampling.share - idle.share
     rows = [
-        ("idle", f"{idle.share:.3%}", "", f"{idle.others_cores:.2f} cores"),
-        ("sampling", f"{sampling.share:.3%}", f"{sampling.ours_s / rounds * 1e3:.2f} ms", f"{sampling.others_cores:.2f} cores"),
-        ("difference", f"{share:.3%}", "", f"{'within' if share < TARGET else 'OVER'} the target of {TARGET:.0%}"),
-    ]  # fmt: skip
-    return tabulate(rows, headers=("", "of one core", "a round of reads", "others at work"), disable_numparse=True)
+        ("idle", f"{idle.share:.3%}", "", "", idle.others),
+        (
+            "sampling",
+            f"{sampling.share:.3%}",
+            round(rounds),
+            f"{sampling.ours_s / rounds * 1e3:.2f} ms",
+            sampling.others,
+        ),
+        ("difference", f"{share:.3%}", "", "", f"{'within' if share < TARGET else 'OVER'} the target of {TARGET:.0%}"),
+    ]
+    return tabulate(
+        rows, headers=("", "of one core", "rounds", "CPU of a round", "others at work"), disable_numparse=True
+    )
 
 
 def throughput(chosen: Chosen, seconds: float) -> str:
@@ -124,16 +144,17 @@ def throughput(chosen: Chosen, seconds: float) -> str:
             warm(server, WARMUP_S, prompts=prompts[:slots], answer_tokens=request.answer_tokens)
             speeds: dict[bool, list[float]] = {True: [], False: []}
             end = time.monotonic() + seconds
-            while time.monotonic() < end or len(speeds[True]) < LEAST_PAIRS:
-                for on in (True, False) if len(speeds[True]) % 2 else (False, True):
-                    with Power(chosen, RATE_HZ) if on else contextlib.nullcontext():
-                        speeds[on].append(tokens_per_s(server, prompts, request.answer_tokens))
+            with watched(server.pids) as stretch:
+                while time.monotonic() < end or len(speeds[True]) < LEAST_PAIRS:
+                    for on in (True, False) if len(speeds[True]) % 2 else (False, True):
+                        with Power(chosen, RATE_HZ) if on else contextlib.nullcontext():
+                            speeds[on].append(tokens_per_s(server, prompts, request.answer_tokens))
         medians = (statistics.median(speeds[on]) for on in (False, True))
-        rows.append((slots, len(speeds[True]), *medians, *ratio(speeds[True], speeds[False])))
+        rows.append((slots, len(speeds[True]), *medians, *ratio(speeds[True], speeds[False]), stretch.others))
     return tabulate(
         rows,
-        headers=("slots", "pairs", "tokens/s off", "tokens/s on", "on / off", "95 % from", "to"),
-        floatfmt=("", "", ".1f", ".1f", ".4f", ".4f", ".4f"),
+        headers=("slots", "pairs", "tokens/s off", "tokens/s on", "on / off", "95 % from", "to", "others at work"),
+        floatfmt=("", "", ".1f", ".1f", ".4f", ".4f", ".4f", ""),
     )
 
 

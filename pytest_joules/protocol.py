@@ -145,7 +145,8 @@ def machine_lock(what: str, folder: Path | None = None) -> Iterator[None]:
         Busy: another measurement of ours holds it.
     """
     # One place for all users; the temporary folder can be each user's own.
-    place = folder or (Path("/tmp") if os.name == "posix" else Path(tempfile.gettempdir()))  # noqa: S108
+    shared = Path("/tmp") if os.name == "posix" else Path(tempfile.gettempdir())  # noqa: S108
+    place = folder or Path(os.environ.get("JOULES_LOCK_DIR") or shared)
     lock = filelock.FileLock(place / "pytest-joules.lock", mode=0o666)
     holder = place / "pytest-joules.lock.holder"
     try:
