@@ -23,7 +23,7 @@ import psutil
 
 from pytest_joules import gates, machine, schedule, store, trace
 from pytest_joules.engines import Counters, Engine, Round, Server
-from pytest_joules.errors import Busy, EngineError, JoulesError, MeterFrozen
+from pytest_joules.errors import Busy, EngineError, JoulesError, MeterFrozen, UsageError
 from pytest_joules.meters.estimate import busy_cpu_s
 from pytest_joules.meters.sampler import Power, Reading
 from pytest_joules.metrics import energy_per_token_mj
@@ -203,7 +203,12 @@ class _Campaign:
         before = machine.power_state()
         busy = machine.heavy_processes()
         header = {"suite": suite.record(), "machine": machine.describe().record(), "engines": self.engine_facts}
-        self.journal = bench.store.journal(bench.machine_slug, suite.name, run_id, header, counters)
+        try:
+            self.journal = bench.store.journal(bench.machine_slug, suite.name, run_id, header, counters)
+        except OSError as error:
+            raise UsageError(
+                f"the results folder {bench.store.folder} cannot be written ({error.strerror}); name another with --joules-results"
+            ) from None
         bench.progress.begin(suite, self.steps)
         kept = False
         try:

@@ -137,6 +137,10 @@ class ModelServers:
         **keys: Any,
     ) -> AbstractContextManager[Server]:
         """A server for a setting, or for the named keys of server, request and draft, model, format and engine."""
+        if setting is not None and not isinstance(setting, Setting):
+            raise UsageError(
+                f"model_server: {setting!r} stands alone; name things, as in model_server(model='NAME', parallel=8)"
+            )
         return self._serve(setting or _setting(keys), ready_timeout_s, request_timeout_s)
 
     @contextlib.contextmanager

@@ -94,9 +94,7 @@ def test_a_model_that_is_cut_off(project, model_file) -> None:
         (project.folder / "half.gguf").write_bytes(whole.read(2**20))
     done = project.run("--joules-model=smollm2-135m-instruct=half.gguf")
     done.assert_outcomes(errors=1)
-    assert re.fullmatch(
-        r"joules: model .*half\.gguf: the file is cut off or damaged \(.*\); fetch it again", said(done)
-    )
+    assert re.fullmatch(r"joules: model .*half\.gguf: the file is cut off or damaged; fetch it again", said(done))
     assert not (project.folder / "results").exists()
 
 
