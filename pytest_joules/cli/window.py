@@ -263,9 +263,11 @@ def _lines(record: dict[str, Any]) -> list[str]:
     if record["energy_j"] is None:
         lines = [f"void: no energy for this window of {record['window_s']:.4g} s"]
     else:
+        # A trace does not say whether a sensor or an estimate wrote it, so the good outcome is not called "measured" here.
+        flagged = ": flagged" if record["outcome"] == "flagged" else ""
         lines = [
-            f"{record['energy_j']:.4g} J +- {record['uncertainty_j']:.2g} J over {record['window_s']:.4g} s, "
-            f"{record['power_w']:.4g} W: {record['outcome']}"
+            f"{record['energy_j']:.4g} ± {record['uncertainty_j']:.2g} J over {record['window_s']:.4g} s, "
+            f"{record['power_w']:.4g} W{flagged}"
         ]
         if "energy_per_token_mj" in record:
             lines.append(f"{record['energy_per_token_mj']:.4g} mJ per token over {record['tokens']} tokens")

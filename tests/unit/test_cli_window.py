@@ -243,8 +243,8 @@ def test_the_text_names_energy_power_and_outcome(tmp_path: Path) -> None:
     good = run(steady(tmp_path), "--start", 10, "--end", 40, "--tokens", 500)
     assert good.exit_code == 0
     first, tokens, updates = good.stdout.splitlines()
-    assert first.startswith("1500 J +- ")
-    assert first.endswith(" W: measured")
+    assert first.startswith("1500 ± ")
+    assert first.endswith(" W")
     assert tokens.endswith(" mJ per token over 500 tokens")
     assert updates == "121 sensor updates, one every 0.25 s, integrated"
     void = run(steady(tmp_path), "--start", 10, "--end", 10.6)
