@@ -25,6 +25,11 @@ def outcome(gates: Iterable[Gate]) -> Outcome:
     return "flagged" if found & {"flag", "not evaluable"} else "measured"
 
 
+def _worst(*, flags: bool, voids: bool) -> Literal["pass", "flag", "void"]:
+    """The outcome of a value held against two limits."""
+    return "void" if voids else "flag" if flags else "pass"
+
+
 def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_tokens: int) -> Gate:
     """Every request answered, at full length, by the length limit, nothing cut off at the front."""
     faults = []
@@ -92,7 +97,7 @@ def achieved_batch(
         )
     achieved = busy_slots / decode_steps
     share = achieved / slots
-    kind: Literal["pass", "flag", "void"] = "void" if share < void_below else "flag" if share < flag_below else "pass"
+    kind = _worst(flags=share < flag_below, voids=share < void_below)
     remedy = "" if kind == "pass" else "ask for longer answers, so that the ends of the requests weigh less"
     return Gate(name="achieved batch", outcome=kind, value=achieved, limit=limit, remedy=remedy)
 
@@ -115,11 +120,7 @@ def samples(rails: Sequence[RailEnergy], counted: Sequence[str], least: int, thi
     total_j = sum(r.energy_j or 0.0 for r in rails if r.rail in counted)
     carrying = [r for r in rails if r.rail in counted and (r.energy_j or 0.0) >= CARRIES_SHARE * total_j]
     updates = min((r.updates for r in carrying), default=0)
-    kind: Literal["pass", "flag", "void"] = "pass"
-    if updates < least:
-        kind = "void" if thin_voids else "flag"
-    elif updates < thin:
-        kind = "flag"
+    kind = _worst(flags=updates < max(least, thin), voids=updates < least and thin_voids)
     remedy = "" if kind == "pass" else "longer answers, more rounds, or min_window_s make the window longer"
     return Gate(name="sensor updates", outcome=kind, value=f"{updates} (thin)" if kind == "flag" else str(updates),
                 limit=f"{least} at least, {thin} not to be thin", remedy=remedy)  # fmt: skip
@@ -131,7 +132,7 @@ def edge_uncertainty(energy_j: float | None, uncertainty_j: float, flag_above: f
     if not energy_j or energy_j <= 0:
         return Gate(name="edge uncertainty", outcome="not evaluable", value=None, limit=limit)
     share = uncertainty_j / energy_j
-    kind: Literal["pass", "flag", "void"] = "void" if share > void_above else "flag" if share > flag_above else "pass"
+    kind = _worst(flags=share > flag_above, voids=share > void_above)
     remedy = "" if kind == "pass" else "a longer window makes the edges weigh less"
     return Gate(name="edge uncertainty", outcome=kind, value=share, limit=limit, remedy=remedy)
 
@@ -284,17 +285,18 @@ def readings(rails: Sequence[RailEnergy], counted: Sequence[str]) -> Gate:
     )
 
 
-def counter_check(disagreement: float | None, flag_above: float, void_above: float) -> Gate:
+def counter_check(
+    counter_j: float, integrated_j: float, disagreement: float | None, flag_above: float, void_above: float
+) -> Gate:
     """An energy counter against the power of the same rail, integrated.
 
     Args:
-        disagreement: difference as a share of the counter's energy; `None` when the window is too short to compare.
+        disagreement: their difference as a share of the counter's energy; `None` when the window is too short to compare.
     """
     limit = f"{flag_above:.0%} flags, {void_above:.0%} voids"
     if disagreement is None:
         return Gate(name="counter against power", outcome="pass", value="too short to compare", limit=limit)
-    kind: Literal["pass", "flag", "void"] = (
-        "void" if disagreement > void_above else "flag" if disagreement > flag_above else "pass"
-    )
+    kind = _worst(flags=disagreement > flag_above, voids=disagreement > void_above)
     remedy = "" if kind == "pass" else "one of the two is wrong: compare with another source"
-    return Gate(name="counter against power", outcome=kind, value=disagreement, limit=limit, remedy=remedy)
+    value = f"{counter_j:.4g} J against {integrated_j:.4g} J, {disagreement:.0%} apart"
+    return Gate(name="counter against power", outcome=kind, value=value, limit=limit, remedy=remedy)

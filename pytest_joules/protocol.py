@@ -191,7 +191,6 @@ class _Campaign:
         self.engine_facts: dict[str, Any] = {}
         averaging_s = max((rail.averaging_s or 0.0 for rail in bench.power.chosen.rails), default=0.0)
         self.least_s = max(protocol.min_window_s, AVERAGING_WINDOWS * averaging_s)
-        self.notes: list[str] = []
         self.meter_gate: Gate | None = None
 
     def run(self) -> store.StoredRun:
@@ -237,7 +236,6 @@ class _Campaign:
                 idle=self._idle(),
                 gates=(*self._run_gates(), _load_gate(busy), _supply_gate(before, machine.power_state())),
                 deviations=tuple(dict.fromkeys(self.deviations)),
-                notes=tuple(self.notes),
                 provenance=bench.provenance,
                 versions=store.installed_versions(),
                 samples_file=f"{run_id}.samples.jsonl.gz",
@@ -403,7 +401,11 @@ class _Campaign:
                 counter_j, integrated_j = by_rail[rail.name].energy_j, by_rail[check.name].energy_j
                 if counter_j is not None and integrated_j is not None:
                     share = trace.disagreement(counter_j, integrated_j, seconds, check.averaging_s)
-                    checks.append(gates.counter_check(share, limits.counter_flag_above, limits.counter_void_above))
+                    checks.append(
+                        gates.counter_check(
+                            counter_j, integrated_j, share, limits.counter_flag_above, limits.counter_void_above
+                        )
+                    )
         return checks
 
     def _voided(self, index: int, step: Step, failure: str) -> Window:

@@ -69,8 +69,6 @@ STANDS_STILL_UPDATES = 20
 """So many equal updates in a row from a sensor of fine resolution are suspicious."""
 FROZEN_READINGS, FROZEN_S = 20, 10.0
 """So many equal readings over so long, to a digit that always flickers, are those of a frozen sensor."""
-DISAGREE_FLAG, DISAGREE_VOID = 0.05, 0.25
-"""Share by which an energy counter and integrated power may differ before the window is flagged, and void."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,6 @@ from pytest_joules.records import Gate, RailEnergy
 from pytest_joules.tracefile import Series
 from pytest_joules.words import nearest
 
-THIN = 10
-"""Fewer distinct updates than this flag a window."""
-EDGE_FLAG, EDGE_VOID = 0.05, 0.25
-"""Uncertainty as a share of the energy above which a window is flagged, and void."""
-
 
 @app.command()
 def window(
@@ -135,6 +130,10 @@ class Judged:
 
 def judge(series: Sequence[Series], start: float, end: float, notes: Sequence[str], min_samples: int) -> Judged:
     """Energy of a window over the series that count, a counter before the power beside it, and the gates on it."""
+    from pytest_joules.suite import GateLimits  # brings pydantic, which the other commands need not wait for
+
+    # A trace is judged by the limits of a suite that states none of its own.
+    limits = GateLimits()
     read = {s.rail.name: trace.energy(s.rail, s.mono, s.value, start, end) for s in series}
     counted = [s for s in series if s.rail.role == "counted"]
     checks = [s for s in series if s.rail.role == "check"]
@@ -153,11 +152,11 @@ def judge(series: Sequence[Series], start: float, end: float, notes: Sequence[st
     rails = tuple(read.values())
     found_gates += [
         gates.has_energy(rails, names, ""),
-        gates.samples(rails, names, min_samples, max(THIN, min_samples), thin_voids=True),
-        gates.edge_uncertainty(energy_j, uncertainty_j, EDGE_FLAG, EDGE_VOID),
+        gates.samples(rails, names, min_samples, max(limits.thin_samples, min_samples), thin_voids=True),
+        gates.edge_uncertainty(energy_j, uncertainty_j, limits.uncertainty_flag_above, limits.uncertainty_void_above),
         _alive(counted, energy_j),
         _mended([f"{p.rail}: {flag}" if len(parts) > 1 else flag for p in parts for flag in p.flags] + list(notes)),
-        *_checks(counted, checks, read, end - start),
+        *_checks(counted, checks, read, end - start, (limits.counter_flag_above, limits.counter_void_above)),
     ]
     void = gates.outcome(found_gates) == "void"
     return Judged(
@@ -202,7 +201,11 @@ def _flag(name: str, value: str, limit: str) -> Gate:
 
 
 def _checks(
-    counted: Sequence[Series], checks: Sequence[Series], read: dict[str, RailEnergy], window_s: float
+    counted: Sequence[Series],
+    checks: Sequence[Series],
+    read: dict[str, RailEnergy],
+    window_s: float,
+    limits: tuple[float, float],
 ) -> list[Gate]:
     """Each counter against the power of the same rail, where the window is long enough to compare them."""
     found = []
@@ -212,19 +215,8 @@ def _checks(
         if counter_j is None or integrated_j is None:
             continue
         share = trace.disagreement(counter_j, integrated_j, window_s, check.rail.averaging_s)
-        if share is None:
-            continue
-        over: Literal["pass", "flag", "void"] = (
-            "void" if share > trace.DISAGREE_VOID else "flag" if share > trace.DISAGREE_FLAG else "pass"
-        )
-        found.append(
-            Gate(
-                name="counter against power",
-                outcome=over,
-                value=f"{counter_j:.4g} J against {integrated_j:.4g} J, {share:.0%} apart",
-                limit=f"{trace.DISAGREE_FLAG:.0%} flags, {trace.DISAGREE_VOID:.0%} voids",
-            )
-        )
+        if share is not None:
+            found.append(gates.counter_check(counter_j, integrated_j, share, *limits))
     return found
 
 

@@ -116,7 +116,7 @@ def test_without_load_steps_there_is_no_slope():
 
 @pytest.mark.parametrize(("share", "outcome"), [(None, "pass"), (0.04, "pass"), (0.06, "flag"), (0.3, "void")])
 def test_counter_against_power(share, outcome):
-    assert gates.counter_check(share, 0.05, 0.25).outcome == outcome
+    assert gates.counter_check(100.0, 104.0, share, 0.05, 0.25).outcome == outcome
 
 
 def test_mended_readings_flag_only_where_they_count():
