@@ -35,9 +35,11 @@ from tabulate import tabulate
 
 from pytest_joules import engines, models, suite
 from pytest_joules.engines import Server
-from pytest_joules.meters import Chosen, _sysfs, rapl
+from pytest_joules import places
+from pytest_joules.meters import Chosen, rapl
 from pytest_joules.meters.estimate import busy_cpu_s
-from pytest_joules.meters.sampler import Power, group
+from pytest_joules.meters.sampler import Power
+from pytest_joules.reading import group
 from pytest_joules.protocol import warm
 from pytest_joules.workload.prompts import text_of
 
@@ -66,7 +68,7 @@ def four_rails() -> Iterator[Chosen]:
             (place / "name").write_text(f"{name}\n")
             (place / "energy_uj").write_text(f"{number * 10**9}\n")
             (place / "max_energy_range_uj").write_text("262143328850\n")
-        os.environ[_sysfs.ROOT_VARIABLE] = folder
+        os.environ[places.ROOT_VARIABLE] = folder
         [meter] = rapl.find()
         yield Chosen(meter, "chip", meter.rails, "")
 

@@ -21,13 +21,14 @@ from typing import Any, Protocol
 import filelock
 import psutil
 
-from pytest_joules import gates, machine, schedule, store, trace
+from pytest_joules import gates, machine, schedule, store
 from pytest_joules.engines import Counters, Engine, Round, Server
 from pytest_joules.errors import Busy, EngineError, JoulesError, MeterFrozen, UsageError
 from pytest_joules.meters.estimate import busy_cpu_s
-from pytest_joules.meters.sampler import Power, Reading
+from pytest_joules.meters.sampler import Power
 from pytest_joules.metrics import energy_per_token_mj
 from pytest_joules.models import ModelFile
+from pytest_joules.reading import Reading, checks
 from pytest_joules.records import Gate, IdleBaseline, MeterRecord, RequestRecord, Role, Run, Window
 from pytest_joules.response import LEAST_RESPONSE, Response
 from pytest_joules.schedule import Step
@@ -335,13 +336,13 @@ class _Campaign:
         start, end = rounds[0].start_mono, rounds[-1].end_mono
         reading = power.measure(start, end)
         answers = tuple(_from_window_start(answer, r.start_mono - start) for r in rounds for answer in r.answers)
-        checks = self._window_gates(setting, answers, len(rounds), reading, before, after, cpu)
+        found = self._window_gates(setting, answers, len(rounds), reading, before, after, cpu)
         return Window(
             condition=step.condition,
             pass_index=step.pass_index,
             sequence=index,
             role=step.role,
-            outcome=gates.outcome(checks),
+            outcome=gates.outcome(found),
             started_utc=started_utc,
             start_mono=start,
             end_mono=end,
@@ -353,7 +354,7 @@ class _Campaign:
             uncertainty_j=reading.uncertainty_j,
             calibration_j=reading.calibration_j,
             rails=reading.rails,
-            gates=tuple(checks),
+            gates=tuple(found),
             requests=answers,
             engine={**server.facts, "warmup_s": round(warmed_s, 3)},
         )
@@ -368,45 +369,21 @@ class _Campaign:
         before: Counters | None, after: Counters | None, cpu: _CpuTimes,
     ) -> list[Gate]:  # fmt: skip
         limits, require, slots = self.suite.gates, self.suite.require, setting.server.parallel
-        counted = [rail.name for rail in self.bench.power.chosen.rails]
         steps = after.decode_steps - before.decode_steps if before and after else None
         busy = after.busy_slots - before.busy_slots if before and after else 0.0
-        checks = [
+        found = [
             gates.requests_complete(answers, slots * rounds, setting.request.answer_tokens),
             gates.prompt_cache(answers, wanted=setting.request.cache_prompt),
             gates.achieved_batch(busy, steps, slots, limits.batch_void_below, limits.batch_flag_below),
-            gates.has_energy(reading.rails, counted, reading.causes),
-            gates.readings(reading.rails, counted),
             gates.client_cost(cpu.ours_s, cpu.machine_s, limits.client_cpu_flag_above),
             gates.other_load(cpu.others_cores, limits.other_load_flag_above),
         ]
         if setting.draft.draft_model:
-            checks.append(gates.drafted(answers))
-        if reading.energy_j is not None:
-            thin_voids = require.thin == "void"
-            checks.append(
-                gates.samples(reading.rails, counted, require.min_samples, limits.thin_samples, thin_voids=thin_voids)
-            )
-            checks.append(
-                gates.edge_uncertainty(
-                    reading.energy_j,
-                    reading.edges_j,
-                    limits.uncertainty_flag_above,
-                    limits.uncertainty_void_above,
-                )
-            )
-            by_rail = {rail.rail: rail for rail in reading.rails}
-            seconds = reading.end_mono - reading.start_mono
-            for rail, check in self.bench.power.chosen.checks:
-                counter_j, integrated_j = by_rail[rail.name].energy_j, by_rail[check.name].energy_j
-                if counter_j is not None and integrated_j is not None:
-                    share = trace.disagreement(counter_j, integrated_j, seconds, check.averaging_s)
-                    checks.append(
-                        gates.counter_check(
-                            counter_j, integrated_j, share, limits.counter_flag_above, limits.counter_void_above
-                        )
-                    )
-        return checks
+            found.append(gates.drafted(answers))
+        averaging_s = {rail.name: rail.averaging_s for rail in self.bench.power.chosen.every_rail}
+        return found + checks(
+            reading, limits, averaging_s, min_samples=require.min_samples, thin_voids=require.thin == "void"
+        )
 
     def _voided(self, index: int, step: Step, failure: str) -> Window:
         now = time.monotonic()

@@ -65,6 +65,8 @@ ARRIVAL_SHARE = 0.05
 """How far an interval mean may arrive from the end of its interval, as a share of the interval."""
 AVERAGING_SHARE = 0.05
 """How well the averaging time of a sensor is known, as a share of it (it is measured from outside, never stated)."""
+CLOCK_SHARE = 1e-4
+"""How well a computer's clock keeps a second: crystals are off by tens of parts in a million, a slewed one by more."""
 STANDS_STILL_UPDATES = 20
 """So many equal updates in a row from a sensor of fine resolution are suspicious."""
 FROZEN_READINGS, FROZEN_S = 20, 10.0
@@ -180,7 +182,8 @@ def energy(
     except _RefusedError as why:
         return replace(found, reason=str(why))
     calibration_j = estimate.energy_j * (rail.calibration or 0.0)
-    uncertainty_j = float(np.linalg.norm((*estimate.halves_j, calibration_j)))
+    clock_j = CLOCK_SHARE * estimate.energy_j
+    uncertainty_j = float(np.linalg.norm((*estimate.halves_j, calibration_j, clock_j)))
     return replace(found, energy_j=estimate.energy_j, uncertainty_j=uncertainty_j, calibration_j=calibration_j)
 
 

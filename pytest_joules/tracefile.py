@@ -400,7 +400,11 @@ def _when(value: Any, name: str) -> float | datetime:
         except UsageError as error:
             raise ValueError(str(error)) from None
     try:
-        return _unix(seconds, f"{name} {value!r} is neither a calendar time nor seconds since 1970")
+        return _unix(
+            seconds,
+            f"{name} {value!r} is neither a calendar time nor seconds since 1970; "
+            "name it mono when it counts seconds from any other start",
+        )
     except UsageError as error:
         raise ValueError(str(error)) from None
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pytest_joules import gates
 from pytest_joules.cli import EXIT_FAILED, app, print_json
 from pytest_joules.errors import UsageError
 from pytest_joules.meters import Chosen, choose
-from pytest_joules.records import Gate, Rail
+from pytest_joules.records import Rail
 from pytest_joules.words import one_line
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from pytest_joules.tracefile import Series
 
 RATE_HZ = 10.0
-LEAST_UPDATES = 5
-"""Distinct sensor updates without which a stretch is void."""
 SIGNALLED = 128
 """What shells add to the number of the signal that ended a command."""
 
@@ -54,7 +50,8 @@ def measure(
     """
     import numpy as np
 
-    from pytest_joules.meters.sampler import Power, group
+    from pytest_joules.meters.sampler import Power
+    from pytest_joules.reading import group
     from pytest_joules.tracefile import Series
 
     if (seconds is None) == (not command):
@@ -137,24 +134,17 @@ def describe(
     """
     from pytest_joules.cli.window import judge
 
-    notes = [failure] if failure else []
-
-    def judged(*rails: Rail) -> Judged:
-        return judge(
-            [dataclasses.replace(series[r.name], rail=r) for r in rails], start_mono, end_mono, notes, LEAST_UPDATES
-        )
-
-    total = judged(*chosen.rails)
-    checks = [*total.gates, *_agreement(chosen, judged)]
-    void = gates.outcome(checks) == "void"
+    checks = [(series[counter.name], series[power.name]) for counter, power in chosen.checks]
+    total = judge([series[r.name] for r in chosen.rails], checks, start_mono, end_mono, failure=failure)
+    alone = {r.name: judge([series[r.name]], [], start_mono, end_mono, failure=failure) for r in chosen.every_rail}
     return {
         "meter": chosen.name,
         "scope": chosen.scope,
         "covers": list(chosen.covers),
         "basis": chosen.basis,
         "chosen_because": chosen.because,
-        **_figures(dataclasses.replace(total, gates=tuple(checks), energy_j=None if void else total.energy_j)),
-        "rails": [_rail_record(rail, judged(dataclasses.replace(rail, role="counted"))) for rail in chosen.every_rail],
+        **_figures(total),
+        "rails": [_rail_record(rail, alone[rail.name]) for rail in chosen.every_rail],
         "notes": list(chosen.notes),
     }
 
@@ -173,12 +163,6 @@ def lines(record: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {reason}"
     for note in record["notes"]:
         yield f"  note: {note}"
-
-
-def _agreement(chosen: Chosen, judged: Callable[..., Judged]) -> Iterator[Gate]:
-    """Each energy counter against the power that was read beside it, where there is such a rail."""
-    for rail, check in chosen.checks:
-        yield from (gate for gate in judged(rail, check).gates if gate.name == "counter against power")
 
 
 def _rail_record(rail: Rail, found: Judged) -> dict[str, Any]:

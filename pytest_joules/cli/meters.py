@@ -112,7 +112,7 @@ class Ear:
         """What each rail did in the last seconds."""
         import numpy as np
 
-        from pytest_joules.meters.sampler import group
+        from pytest_joules.reading import group
 
         now = time.monotonic()
         by_rail = group(self._sampler.samples(now - last_s, now))

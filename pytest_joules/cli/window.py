@@ -10,12 +10,16 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
-from pytest_joules import gates, trace, tracefile
+from pytest_joules import gates, reading, trace, tracefile
 from pytest_joules.cli import EXIT_FAILED, app, print_json
 from pytest_joules.errors import UsageError
-from pytest_joules.records import Gate, RailEnergy
+from pytest_joules.reading import Reading
+from pytest_joules.records import Gate
 from pytest_joules.tracefile import Series
 from pytest_joules.words import nearest
+
+LEAST_SAMPLES = 5
+"""Distinct sensor updates without which a window is void."""
 
 
 @app.command()
@@ -37,7 +41,9 @@ def window(
         float | None, typer.Option(help="Highest plausible power; readings far above it are dropped.")
     ] = None,
     wrap_j: Annotated[float | None, typer.Option(help="Joules at which a counter returns to zero.")] = None,
-    min_samples: Annotated[int, typer.Option(help="Distinct sensor updates without which a window is void.")] = 5,
+    min_samples: Annotated[
+        int, typer.Option(help="Distinct sensor updates without which a window is void.")
+    ] = LEAST_SAMPLES,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Energy of a window in a recorded trace.
@@ -72,7 +78,9 @@ def window(
     if not to_s > from_s:
         raise UsageError(f"--end {end} is not after --start {start}")
     recorded.require_overlap(from_s, to_s)
-    found = judge(_chosen(recorded, rail), from_s, to_s, recorded.notes(from_s, to_s), min_samples)
+    counted, checks = _chosen(recorded, rail)
+    notes = recorded.notes(from_s, to_s)
+    found = judge(counted, checks, from_s, to_s, notes=notes, min_samples=min_samples)
     record = found.record(tokens)
     if as_json:
         print_json(record)
@@ -87,18 +95,12 @@ class Judged:
     """The energy of a window and what the gates say about it.
 
     Attributes:
-        energy_j: the sum over the rails, `None` when the window is void.
+        reading: the energy, and that of each rail.
         method: what it was computed from.
-        rails: each rail that was read, those only compared included.
-        counted: names of the rails that make up the energy.
     """
 
-    window_s: float
-    energy_j: float | None
-    uncertainty_j: float
+    reading: Reading
     method: Literal["counter", "integrated"]
-    rails: tuple[RailEnergy, ...]
-    counted: tuple[str, ...]
     gates: tuple[Gate, ...]
 
     @property
@@ -106,81 +108,75 @@ class Judged:
         """The worst of the gates."""
         return gates.outcome(self.gates)
 
+    @property
+    def energy_j(self) -> float | None:
+        """The sum over the rails that count, `None` when the window is void."""
+        return None if self.outcome == "void" else self.reading.energy_j
+
     def record(self, tokens: int | None) -> dict[str, Any]:
         """What `--json` prints."""
-        parts = [r for r in self.rails if r.rail in self.counted]
-        periods = [r.refresh_s for r in parts if r.refresh_s is not None]
+        reading, energy_j = self.reading, self.energy_j
+        periods = [r.refresh_s for r in reading.parts if r.refresh_s is not None]
         record: dict[str, Any] = {
-            "energy_j": self.energy_j,
-            "power_w": None if self.energy_j is None else self.energy_j / self.window_s,
+            "energy_j": energy_j,
+            "power_w": None if energy_j is None else energy_j / reading.window_s,
             "outcome": self.outcome,
             "reasons": [str(gate) for gate in self.gates if gate.outcome in ("void", "flag")],
-            "samples": min(r.updates for r in parts),
+            "samples": min(r.updates for r in reading.parts),
             "refresh_s": max(periods, default=None),
-            "uncertainty_j": None if self.energy_j is None else self.uncertainty_j,
-            "window_s": self.window_s,
+            "uncertainty_j": None if energy_j is None else reading.uncertainty_j,
+            "window_s": reading.window_s,
             "method": self.method,
-            "rails": [dataclasses.asdict(r) for r in self.rails],
+            "rails": [dataclasses.asdict(r) for r in reading.rails],
         }
         if tokens is not None:
             record["tokens"] = tokens
-            record["energy_per_token_mj"] = None if self.energy_j is None else 1000.0 * self.energy_j / tokens
+            record["energy_per_token_mj"] = None if energy_j is None else 1000.0 * energy_j / tokens
         return record
 
 
-def judge(series: Sequence[Series], start: float, end: float, notes: Sequence[str], min_samples: int) -> Judged:
-    """Energy of a window over the series that count, a counter before the power beside it, and the gates on it."""
+def judge(
+    counted: Sequence[Series],
+    checks: Sequence[tuple[Series, Series]],
+    start: float,
+    end: float,
+    *,
+    notes: Sequence[str] = (),
+    failure: str = "",
+    min_samples: int = LEAST_SAMPLES,
+) -> Judged:
+    """Energy of a window over the series that count, and the gates on it.
+
+    Args:
+        counted: those that make up the energy.
+        checks: counters among them, each with the power of the same thing.
+        notes: what is known against the readings.
+        failure: why the meter stopped answering, when it did.
+        min_samples: distinct sensor updates without which the window is void.
+    """
     from pytest_joules.suite import GateLimits  # brings pydantic, which the other commands need not wait for
 
     # A trace is judged by the limits of a suite that states none of its own.
     limits = GateLimits()
-    read = {s.rail.name: trace.energy(s.rail, s.mono, s.value, start, end) for s in series}
-    counted = [s for s in series if s.rail.role == "counted"]
-    checks = [s for s in series if s.rail.role == "check"]
-    found_gates = []
-    silent = [s for s in counted if read[s.rail.name].energy_j is None]
-    if silent and len(checks) == len(counted) and all(read[s.rail.name].energy_j is not None for s in checks):
-        why = "; ".join(read[s.rail.name].reason for s in silent)
-        found_gates.append(
-            _flag("energy counter", f"{why}; power is integrated instead", "a counter over the whole window")
-        )
-        counted, checks = checks, []
-    names = tuple(s.rail.name for s in counted)
-    parts = [read[name] for name in names]
-    energy_j = sum(p.energy_j or 0.0 for p in parts)
-    uncertainty_j = math.hypot(*(p.uncertainty_j for p in parts))
-    rails = tuple(read.values())
-    found_gates += [
-        gates.has_energy(rails, names, ""),
-        gates.samples(rails, names, min_samples, max(limits.thin_samples, min_samples), thin_voids=True),
-        gates.edge_uncertainty(energy_j, uncertainty_j, limits.uncertainty_flag_above, limits.uncertainty_void_above),
-        _alive(counted, energy_j),
-        _mended([f"{p.rail}: {flag}" if len(parts) > 1 else flag for p in parts for flag in p.flags] + list(notes)),
-        *_checks(counted, checks, read, end - start, (limits.counter_flag_above, limits.counter_void_above)),
-    ]
-    void = gates.outcome(found_gates) == "void"
+    every = {s.rail.name: s for s in (*counted, *(power for _, power in checks))}
+    rails = [trace.energy(s.rail, s.mono, s.value, start, end) for s in every.values()]
+    pairs = [(counter.rail.name, power.rail.name) for counter, power in checks]
+    found = reading.total(rails, [s.rail.name for s in counted], start, end, failure, pairs)
+    averaging_s = {name: s.rail.averaging_s for name, s in every.items()}
+    used = [every[name] for name in found.counted]
+    judged = reading.checks(found, limits, averaging_s, min_samples=min_samples, thin_voids=True, notes=notes)
     return Judged(
-        window_s=end - start,
-        energy_j=None if void else energy_j,
-        uncertainty_j=uncertainty_j,
-        method="counter" if all(s.rail.kind == "counter" for s in counted) else "integrated",
-        rails=rails,
-        counted=names,
-        gates=tuple(found_gates),
+        reading=found,
+        method="counter" if all(s.rail.kind == "counter" for s in used) else "integrated",
+        gates=(*judged, _alive(used)),
     )
 
 
-def _alive(counted: Sequence[Series], energy_j: float) -> Gate:
+def _alive(counted: Sequence[Series]) -> Gate:
     """Whether the sensors showed any sign of life over the whole trace."""
     still = [s.rail.name for s in counted if s.rail.kind != "counter" and trace.frozen(s.mono, s.value)]
     dead = all((s.value == 0).all() for s in counted)
-    value = (
-        f"no digit of {', '.join(still)} ever changed"
-        if still
-        else "every reading is 0"
-        if dead
-        else f"{energy_j:.4g} J"
-    )
+    value = f"no digit of {', '.join(still)} ever changed" if still else "every reading is 0" if dead else "moves"
     return Gate(
         name="sensor alive",
         outcome="void" if still or dead else "pass",
@@ -190,52 +186,25 @@ def _alive(counted: Sequence[Series], energy_j: float) -> Gate:
     )
 
 
-def _mended(flags: Sequence[str]) -> Gate:
-    if flags:
-        return _flag("readings", "; ".join(flags), "none mended")
-    return Gate(name="readings", outcome="pass", value="none mended", limit="none mended")
-
-
-def _flag(name: str, value: str, limit: str) -> Gate:
-    return Gate(name=name, outcome="flag", value=value, limit=limit)
-
-
-def _checks(
-    counted: Sequence[Series],
-    checks: Sequence[Series],
-    read: dict[str, RailEnergy],
-    window_s: float,
-    limits: tuple[float, float],
-) -> list[Gate]:
-    """Each counter against the power of the same rail, where the window is long enough to compare them."""
-    found = []
-    for check in checks:
-        counter = next(s for s in counted if s.rail.covers == check.rail.covers)
-        counter_j, integrated_j = read[counter.rail.name].energy_j, read[check.rail.name].energy_j
-        if counter_j is None or integrated_j is None:
-            continue
-        share = trace.disagreement(counter_j, integrated_j, window_s, check.rail.averaging_s)
-        if share is not None:
-            found.append(gates.counter_check(counter_j, integrated_j, share, *limits))
-    return found
-
-
-def _chosen(recorded: tracefile.Trace, wanted: str | None) -> list[Series]:
-    """The series to read: all of the only rail, or of those named."""
+def _chosen(recorded: tracefile.Trace, wanted: str | None) -> tuple[list[Series], list[tuple[Series, Series]]]:
+    """The series that count, and the counters among them with the power beside each: of the only rail, or of those named."""
     known = list(dict.fromkeys(s.rail.covers[0] for s in recorded.series))
     if wanted is None:
         if len(known) > 1:
             raise UsageError(
                 f"{recorded.path} has the rails {', '.join(known)}, which may overlap: state --rail, one or several by comma"
             )
-        return list(recorded.series)
-    names = [name.strip() for name in wanted.split(",")]
+        names = known
+    else:
+        names = [name.strip() for name in wanted.split(",")]
     for name in names:
         if name not in known:
             raise UsageError(
                 f"--rail {name}: the trace has no such rail{nearest(name, known)}; it has {', '.join(known)}"
             )
-    return [s for s in recorded.series if s.rail.covers[0] in names]
+    chosen = [s for s in recorded.series if s.rail.covers[0] in names]
+    counted = {s.rail.covers[0]: s for s in chosen if s.rail.role == "counted"}
+    return list(counted.values()), [(counted[s.rail.covers[0]], s) for s in chosen if s.rail.role == "check"]
 
 
 def _fold(text: str | None) -> tracefile.Fold | None:

@@ -194,25 +194,27 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
     """The meter to use.
 
     Args:
-        wanted: `auto`, or a source name with an optional `:argument`; `nvml+rapl` adds two sources that do not overlap,
-            `rapl,shelly:ADDRESS` counts the first and records the second in the same windows.
+        wanted: `auto`, or a source name with an optional `:argument`; `rapl/dram` counts that rail of a source alone,
+            `nvml+rapl` adds two sources that do not overlap, `rapl,shelly:ADDRESS` counts the first and records the
+            second in the same windows.
         scope: the scope the suite requires, or `None` for any.
         basis: `measured` or `any`.
         without: sources that were tried and did not follow the chip.
 
     Raises:
-        UsageError: `wanted` names no source.
+        UsageError: `wanted` names no source or no rail of one.
         MeterError: the named source cannot be used here.
         Unmeasured: nothing here satisfies the suite.
     """
     if wanted != "auto":
-        first, *others = _split(wanted)
+        first, *others = _split(wanted, ",")
         chosen = _sum(first, scope, basis)
         beside = tuple(_named(other, None, "any").meter for other in others)
         return replace(chosen, beside=beside)
     found = look()
-    candidates = [c for f in found if f.source not in without for meter in f.meters for c in _by_scope(meter, scope)]
-    fitting = [chosen for chosen in candidates if basis == "any" or chosen.basis == "measured"]
+    candidates = [c for f in found if f.source not in without for meter in f.meters for c in _by_scope(meter, None)]
+    candidates += _card_and_chip(candidates)
+    fitting = [c for c in candidates if scope in (None, c.scope) and (basis == "any" or c.basis == "measured")]
     if not fitting:
         need = f"{'a measured' if basis == 'measured' else 'a'} source of scope {scope or 'any'}"
         raise Unmeasured(
@@ -222,7 +224,7 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
     why = f"auto: the best {best.basis} source here{f' of scope {scope}' if scope else ''}"
     if best.basis != "measured":
         why += f"; no measured one can be read{_shut(found)}"
-    return Chosen(best.meter, best.scope, best.rails, why)
+    return replace(best, because=why)
 
 
 def _shut(found: Iterable[Found]) -> str:
@@ -231,14 +233,13 @@ def _shut(found: Iterable[Found]) -> str:
     return f" ({'; '.join(reasons)})" if reasons else ""
 
 
-def _split(wanted: str) -> list[str]:
-    """Sources between commas; a comma inside an argument is followed by no source name and stays in it."""
+def _split(wanted: str, by: str) -> list[str]:
+    """The sources between commas or plus signs; where no source name follows, the sign belongs to the argument before."""
     known = sources()
     parts: list[str] = []
-    for piece in wanted.split(","):
-        names = re.split(r"[:+]", piece, maxsplit=1)
-        if parts and ":" in parts[-1] and names[0] not in known:
-            parts[-1] += f",{piece}"
+    for piece in wanted.split(by):
+        if parts and ":" in parts[-1] and re.split(r"[:/+,]", piece, maxsplit=1)[0] not in known:
+            parts[-1] += f"{by}{piece}"
         else:
             parts.append(piece)
     return parts
@@ -250,34 +251,50 @@ def _sum(wanted: str, scope: Scope | None, basis: str) -> Chosen:
     Raises:
         UsageError: two of them cover the same part, which the sum would count twice.
     """
-    names = wanted.split("+") if ":" not in wanted else [wanted]
+    names = _split(wanted, "+")
     if len(names) == 1:
         return _named(wanted, scope, basis)
-    parts = [_named(name, None, basis) for name in names]
-    seen: dict[str, str] = {}
-    for part in parts:
-        for covered in part.covers:
-            if covered in seen:
-                raise UsageError(
-                    f"meter {wanted}: {seen[covered]} and {part.name} both cover {covered}; their sum would count it twice"
-                )
-            seen[covered] = part.name
-    scopes = {part.scope for part in parts}
-    if scopes == {"gpu", "chip"}:
-        total: Scope = "gpu+chip"
-    elif len(scopes) == 1:
-        total = parts[0].scope
-    else:
-        raise UsageError(f"meter {wanted}: scopes {', '.join(sorted(scopes))} contain each other and cannot be added")
-    if scope not in (None, total):
-        raise Unmeasured(f"meter {wanted} reads scope {total}; the suite requires {scope}")
-    rails = tuple(rail for part in parts for rail in part.rails)
-    also = tuple(part.meter for part in parts[1:])
-    return Chosen(parts[0].meter, total, rails, "named by --joules-meter, added", also=also)
+    total = _named(names[0], None, basis)
+    for name in names[1:]:
+        part = _named(name, None, basis)
+        if twice := set(total.covers) & set(part.covers):
+            raise UsageError(
+                f"meter {wanted}: {total.name} and {part.name} both cover {', '.join(sorted(twice))}; "
+                "their sum would count it twice"
+            )
+        total = _added(total, part)
+    if scope not in (None, total.scope):
+        raise Unmeasured(f"meter {wanted} reads scope {total.scope}; the suite requires {scope}")
+    return total
+
+
+def _added(one: Chosen, other: Chosen) -> Chosen:
+    """Two sources that read different parts, as one.
+
+    Raises:
+        UsageError: the scope of one contains that of the other.
+    """
+    scopes = {one.scope, other.scope}
+    if len(scopes) > 1 and not scopes <= {"gpu", "chip", "gpu+chip"}:
+        raise UsageError(
+            f"meter {one.name}+{other.name}: scopes {', '.join(sorted(scopes))} contain each other and cannot be added"
+        )
+    scope: Scope = one.scope if len(scopes) == 1 else "gpu+chip"
+    because = "named by --joules-meter, added"
+    return Chosen(one.meter, scope, (*one.rails, *other.rails), because, also=(*one.also, other.meter, *other.also))
+
+
+def _card_and_chip(candidates: Sequence[Chosen]) -> list[Chosen]:
+    """The best source of a card of its own and the best of the chip beside it, added where they do not overlap."""
+    cards, chips = ([c for c in candidates if c.scope == scope] for scope in ("gpu", "chip"))
+    apart = [(a, b) for a in cards for b in chips if not set(a.covers) & set(b.covers)]
+    return [_added(*min(apart, key=lambda pair: (_rank(pair[0]), _rank(pair[1]))))] if apart else []
 
 
 def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
-    name, _, argument = wanted.partition(":")
+    """A source that the person named, `NAME`, `NAME:ARGUMENT` or `NAME/RAIL`."""
+    plain, _, argument = wanted.partition(":")
+    name, _, rail = plain.partition("/")
     known = sources()
     if name not in known:
         raise UsageError(
@@ -285,20 +302,25 @@ def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
         )
     [found] = look([name], argument or None)
     if not found.meters:
-        raise MeterError(found.reason, "")
-    options = [chosen for meter in found.meters for chosen in _by_scope(meter, scope)]
+        raise MeterError(found.reason)
+    every = [chosen for meter in found.meters for chosen in _by_scope(meter, None, rail)]
+    if not every:
+        has = [r.name.removeprefix(f"{name}.") for meter in found.meters for r in meter.rails if r.role == "counted"]
+        raise UsageError(f"meter {wanted}: {name} has no rail {rail!r}{nearest(rail, has)}; it has {', '.join(has)}")
+    options = [chosen for chosen in every if scope in (None, chosen.scope)]
     if not options:
-        has = sorted({rail.scope for meter in found.meters for rail in meter.rails})
+        scopes = ", ".join(sorted({chosen.scope for chosen in every}))
         notes = "; ".join(note for meter in found.meters for note in meter.notes)
-        raise Unmeasured(f"meter {name} reads scope {', '.join(has)}; the suite requires {scope} ({notes})")
+        raise Unmeasured(f"meter {name} reads scope {scopes}; the suite requires {scope} ({notes})")
     best = min(options, key=_rank)
     if basis == "measured" and best.basis != "measured":
         raise Unmeasured(f"meter {name} is {best.basis}; the suite requires a measured source")
-    return Chosen(best.meter, best.scope, best.rails, "named by --joules-meter")
+    return replace(best, because="named by --joules-meter")
 
 
-def _by_scope(meter: Meter, scope: Scope | None) -> list[Chosen]:
-    counted = [rail for rail in meter.rails if rail.role == "counted"]
+def _by_scope(meter: Meter, scope: Scope | None, only: str = "") -> list[Chosen]:
+    """The counted rails of a meter by their scope; with `only`, those whose name is or ends in it."""
+    counted = [r for r in meter.rails if r.role == "counted" and (not only or f".{r.name}".endswith(f".{only}"))]
     scopes = dict.fromkeys(rail.scope for rail in counted)
     return [
         Chosen(meter, s, tuple(rail for rail in counted if rail.scope == s), "") for s in scopes if scope in (None, s)

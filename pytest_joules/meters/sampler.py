@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from pytest_joules import trace
 from pytest_joules.errors import MeterError, Void
 from pytest_joules.meters import Chosen
-from pytest_joules.records import RailEnergy, Sample, Sampling
+from pytest_joules.reading import Reading, evenness, group, total
+from pytest_joules.records import Sample, Sampling
 from pytest_joules.response import Response, step_response
 
 STUCK_AFTER_S = 10.0
@@ -31,6 +32,7 @@ class Sampler:
     def __init__(self, chosen: Chosen, rate_hz: float) -> None:
         self._chosen, self._rate_hz = chosen, rate_hz
         self._samples: list[Sample] = []
+        self._latest_mono: list[float] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._news = threading.Condition(self._lock)
@@ -71,7 +73,9 @@ class Sampler:
     def samples(self, start_mono: float, end_mono: float) -> list[Sample]:
         """The samples taken in `[start_mono, end_mono]`, in order of arrival."""
         with self._lock:
-            return [s for s in self._samples if start_mono <= s.mono <= end_mono]
+            # Every sample before the first that brought the clock past the start is older than the start.
+            recent = self._samples[bisect.bisect_left(self._latest_mono, start_mono) :]
+        return [s for s in recent if start_mono <= s.mono <= end_mono]
 
     def latest_power_w(self) -> float | None:
         """Power over the last second or so, summed over the rails that count; `None` before two readings."""
@@ -118,9 +122,7 @@ class Sampler:
                         )
                         self._news.notify_all()
                 return
-            with self._news:
-                self._samples.extend(fresh)
-                self._news.notify_all()
+            self._take(fresh)
             if interval is not None:
                 due += interval
                 delay = due - time.monotonic()
@@ -129,37 +131,15 @@ class Sampler:
                 else:
                     due = time.monotonic()
 
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Energy of one stretch of time: the sum over the rails of the chosen scope, and each rail.
-
-    Attributes:
-        energy_j: `None` when any rail that counts could not be determined.
-        uncertainty_j: half-width, rails combined in quadrature.
-        reason: why `energy_j` is `None`.
-        causes: what the meter itself says is wrong, also when the energy is known all the same.
-        calibration_j: the part of `uncertainty_j` that is alike at all times; rails of one make may err alike, so their parts add.
-    """
-
-    start_mono: float
-    end_mono: float
-    energy_j: float | None
-    uncertainty_j: float
-    rails: tuple[RailEnergy, ...]
-    reason: str = ""
-    calibration_j: float = 0.0
-    causes: str = ""
-
-    @property
-    def edges_j(self) -> float:
-        """The part of the uncertainty that is this stretch's own: edges, refresh, lag, rounding."""
-        return math.sqrt(max(0.0, self.uncertainty_j**2 - self.calibration_j**2))
-
-    @property
-    def power_w(self) -> float | None:
-        """Mean power over the stretch."""
-        return None if self.energy_j is None else self.energy_j / (self.end_mono - self.start_mono)
+    def _take(self, fresh: Sequence[Sample]) -> None:
+        """Keep what was read, and for each sample the newest time seen up to it."""
+        with self._news:
+            newest = self._latest_mono[-1] if self._latest_mono else -math.inf
+            for sample in fresh:
+                newest = max(newest, sample.mono)
+                self._samples.append(sample)
+                self._latest_mono.append(newest)
+            self._news.notify_all()
 
 
 class PowerWindow:
@@ -285,7 +265,8 @@ class Power:
         ]
         silent = "; ".join(fault for sampler in self._counted for fault in sampler.faults.values())
         causes = "; ".join(cause for cause in (self.failure, silent) if cause)
-        return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, causes)
+        pairs = [(rail.name, check.name) for rail, check in self.chosen.checks]
+        return total(rails, [rail.name for rail in self.chosen.rails], start_mono, end_mono, causes, pairs)
 
     def _wait_past(self, mono: float) -> None:
         """Wait until every meter has spoken after `mono`, or has had time enough to."""
@@ -329,51 +310,3 @@ class Power:
             yield opened
         finally:
             opened.close(self.measure(start, time.monotonic()))
-
-
-def evenness(mono: trace.Floats) -> Sampling:
-    """Jitter and gaps of (n,) reading times, n over 2."""
-    intervals = np.diff(mono)
-    usual_s = float(np.median(intervals))
-    late = intervals - usual_s
-    return Sampling(
-        readings=len(mono),
-        interval_s=round(usual_s, 6),
-        late_95_s=round(max(0.0, float(np.percentile(late, 95))), 6),
-        late_worst_s=round(max(0.0, float(late.max())), 6),
-        missed=int(np.maximum(np.round(intervals / usual_s) - 1, 0).sum()) if usual_s > 0 else 0,
-    )
-
-
-def group(samples: Sequence[Sample]) -> dict[str, tuple[trace.Floats, trace.Floats]]:
-    """Samples by rail as (n,) arrays of time and value."""
-    times: dict[str, list[float]] = {}
-    values: dict[str, list[float]] = {}
-    for sample in samples:
-        times.setdefault(sample.rail, []).append(sample.mono)
-        values.setdefault(sample.rail, []).append(sample.value)
-    return {rail: (np.array(times[rail]), np.array(values[rail])) for rail in times}
-
-
-def total(
-    rails: Sequence[RailEnergy], counted: Sequence[str], start_mono: float, end_mono: float, causes: str = ""
-) -> Reading:
-    """The sum of the rails that count, or the reason why there is none."""
-    by_name: Mapping[str, RailEnergy] = {rail.rail: rail for rail in rails}
-    parts = [by_name[name] for name in counted]
-    missing = [f"{part.rail}: {part.reason}" for part in parts if part.energy_j is None]
-    if missing:
-        reason = "; ".join([causes, *missing] if causes else missing)
-        return Reading(start_mono, end_mono, None, 0.0, tuple(rails), reason, causes=causes)
-    # Edges of different rails err independently; the gains of rails of one make may err alike, so those add.
-    own_j2 = sum(max(0.0, part.uncertainty_j**2 - part.calibration_j**2) for part in parts)
-    calibration_j = sum(part.calibration_j for part in parts)
-    return Reading(
-        start_mono,
-        end_mono,
-        energy_j=sum(part.energy_j or 0.0 for part in parts),
-        uncertainty_j=math.sqrt(own_j2 + calibration_j**2),
-        rails=tuple(rails),
-        calibration_j=calibration_j,
-        causes=causes,
-    )

@@ -15,7 +15,7 @@ from pytest_joules.meters.estimate import (
     processor_family,
     watts_per_cpu,
 )
-from pytest_joules.meters.sampler import group
+from pytest_joules.reading import group
 
 
 def cpuinfo(vendor: str, family: int, model: int, stepping: int = 1) -> str:

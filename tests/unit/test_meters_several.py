@@ -8,7 +8,8 @@ import pytest
 
 from pytest_joules import gates, meters
 from pytest_joules.errors import Unmeasured, UsageError
-from pytest_joules.meters.sampler import Power, evenness
+from pytest_joules.meters.sampler import Power
+from pytest_joules.reading import evenness
 from pytest_joules.records import Rail, RailEnergy, Sample
 
 
@@ -74,6 +75,43 @@ def test_a_sum_is_of_its_own_scope():
         meters.choose("card+package", scope="gpu", basis="any")
 
 
+def test_a_suite_that_requires_card_and_chip_gets_the_sum_of_the_two_by_itself():
+    chosen = meters.choose("auto", scope="gpu+chip", basis="measured")
+    assert (chosen.name, chosen.scope) == ("card+package", "gpu+chip")
+    assert chosen.because == "auto: the best measured source here of scope gpu+chip"
+    with pytest.raises(Unmeasured, match=r"of scope gpu\+chip"):
+        meters.choose("auto", scope="gpu+chip", basis="measured", without={"card"})
+
+
+def test_one_rail_of_a_source_can_be_named(monkeypatch):
+    two = Steady("two", "chip", ("cpu",), 10.0)
+    two.rails = tuple(
+        Rail(
+            name=f"two.{part}", scope="chip", covers=(part,), kind="instant", basis="measured", unit="W", source="made"
+        )
+        for part in ("cpu", "dram")
+    )
+    monkeypatch.setattr(meters, "sources", lambda: {"two": two})
+    assert meters.choose("two", scope=None, basis="any").covers == ("cpu", "dram")
+    assert meters.choose("two/dram", scope=None, basis="any").covers == ("dram",)
+    with pytest.raises(UsageError, match=r"two has no rail 'dran'; did you mean 'dram'\?"):
+        meters.choose("two/dran", scope=None, basis="any")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "by", "parts"),
+    [
+        ("card:0+package", "+", ["card:0", "package"]),
+        ("card:0,1,plug:host,package", ",", ["card:0,1", "plug:host", "package"]),
+        ("card:./a+b+package/dram", "+", ["card:./a+b", "package/dram"]),
+        ("card:./a+b", "+", ["card:./a+b"]),
+        ("card:watts a,b,plug", ",", ["card:watts a,b", "plug"]),
+    ],
+)
+def test_a_sign_inside_an_argument_divides_only_before_a_source(wanted, by, parts):
+    assert meters._split(wanted, by) == parts
+
+
 def test_a_meter_beside_is_recorded_and_not_counted():
     chosen = meters.choose("package,plug", scope=None, basis="any")
     with Power(chosen, rate_hz=50.0) as power, power.window() as window:
@@ -81,10 +119,6 @@ def test_a_meter_beside_is_recorded_and_not_counted():
     assert window.power_w == pytest.approx(40.0, rel=0.02)
     energies = {rail.rail: rail.energy_j for rail in window.reading.rails}
     assert energies["plug.all"] / window.window_s == pytest.approx(180.0, rel=0.02)
-
-
-def test_a_comma_inside_an_argument_stays_in_it():
-    assert meters._split("command:watts a,b,plug") == ["command:watts a,b", "plug"]
 
 
 def test_how_evenly_a_meter_was_read():

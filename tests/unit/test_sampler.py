@@ -9,8 +9,10 @@ import pytest
 
 from pytest_joules.errors import MeterError, Void
 from pytest_joules.meters import Chosen, sampler
-from pytest_joules.meters.sampler import Power, PowerWindow, Reading, Sampler, group, total
+from pytest_joules.meters.sampler import Power, PowerWindow, Sampler
+from pytest_joules.reading import Reading, checks, group, total
 from pytest_joules.records import Rail, RailEnergy, Sample
+from pytest_joules.suite import GateLimits
 
 
 def rail(name: str = "cpu", **changes: Any) -> Rail:
@@ -265,6 +267,15 @@ def test_stopping_what_does_not_run_does_nothing() -> None:
     assert not one.wait_past(time.monotonic() + 5.0, timeout_s=0.01)
 
 
+def test_samples_that_arrive_late_or_out_of_order_belong_to_their_own_time() -> None:
+    late = Sampler(chosen(Made(steady())), RATE_HZ)
+    late._take([Sample("cpu", mono, mono) for mono in (1.0, 2.0, 5.0)])
+    late._take([Sample("cpu", mono, mono) for mono in (3.0, 4.0, math.nan, 6.0, 5.5)])
+    assert [s.mono for s in late.samples(2.5, 5.5)] == [5.0, 3.0, 4.0, 5.5]
+    assert [s.mono for s in late.samples(-math.inf, 2.5)] == [1.0, 2.0]
+    assert late.samples(6.5, math.inf) == []
+
+
 def test_the_power_just_now_needs_two_readings_of_every_rail() -> None:
     def read(number: int) -> Sequence[Sample]:
         now = time.monotonic()
@@ -278,7 +289,7 @@ def test_the_power_just_now_needs_two_readings_of_every_rail() -> None:
     quiet = Sampler(chosen(Made(steady())), RATE_HZ)
     now = time.monotonic()
     for age_s, power_w in ((0.2, None), (0.1, 20.0)):
-        quiet._samples.append(Sample("cpu", now - age_s, -20.0 * age_s))
+        quiet._take([Sample("cpu", now - age_s, -20.0 * age_s)])
         assert quiet.latest_power_w() == (None if power_w is None else pytest.approx(power_w))
 
 
@@ -311,6 +322,25 @@ def test_a_missing_part_makes_the_whole_missing_and_never_smaller() -> None:
     assert (reading.energy_j, reading.power_w) == (None, None)
     assert reading.reason == "meter made: unplugged; dram: a gap of 3 s"
     assert total(rails, ["cpu"], 5.0, 15.0).energy_j == 30.0
+
+
+def test_power_stands_in_for_a_counter_without_energy() -> None:
+    rails = [part("gpu.energy", None, reason="it was reset"), part("gpu.power", 30.0, 3.0), part("dram", 10.0, 4.0)]
+    reading = total(rails, ["gpu.energy", "dram"], 5.0, 15.0, pairs=[("gpu.energy", "gpu.power")])
+    assert (reading.energy_j, reading.uncertainty_j) == (40.0, 5.0)
+    assert reading.counted == ("gpu.power", "dram")
+    assert reading.stood_in == ("gpu.energy: it was reset; its power is integrated instead",)
+    assert reading.pairs == ()
+
+
+def test_a_counter_and_its_power_are_held_against_each_other() -> None:
+    rails = [part("0.energy", 30.0), part("0.power", 31.0), part("1.energy", 50.0), part("1.power", 90.0)]
+    pairs = [("0.energy", "0.power"), ("1.energy", "1.power")]
+    reading = total(rails, ["0.energy", "1.energy"], 0.0, 10.0, pairs=pairs)
+    found = checks(reading, GateLimits(), {"0.power": 0.1, "1.power": 0.1}, min_samples=5, thin_voids=True)
+    compared = [gate for gate in found if gate.name == "counter against power"]
+    assert [gate.outcome for gate in compared] == ["pass", "void"]
+    assert "50 J against 90 J" in str(compared[1])
 
 
 def test_samples_are_grouped_by_rail_in_their_order() -> None:

@@ -12,7 +12,7 @@ from players.fake_pynvml import FakeNvml
 from pytest_joules import gates, meters, trace
 from pytest_joules.errors import MeterError
 from pytest_joules.meters import nvml
-from pytest_joules.meters.sampler import group
+from pytest_joules.reading import group
 from pytest_joules.records import Gate, RailEnergy
 
 CASES = Path(__file__).parents[2] / "cases"
