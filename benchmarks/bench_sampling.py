@@ -33,14 +33,13 @@ import psutil
 from scipy.stats import binom
 from tabulate import tabulate
 
-from pytest_joules import engines, models, suite
+from pytest_joules import engines, models, places, suite
 from pytest_joules.engines import Server
-from pytest_joules import places
 from pytest_joules.meters import Chosen, rapl
 from pytest_joules.meters.estimate import busy_cpu_s
 from pytest_joules.meters.sampler import Power
-from pytest_joules.reading import group
 from pytest_joules.protocol import warm
+from pytest_joules.reading import group
 from pytest_joules.workload.prompts import text_of
 
 ROOT = Path(__file__).parents[1]

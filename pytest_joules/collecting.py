@@ -153,6 +153,7 @@ def options(config: pytest.Config) -> Options:
         server=chosen("server"),
         meter=chosen("meter") or "auto",
         exploratory=config.getoption("joules_exploratory") or config.getini("joules_exploratory"),
+        resume=config.getoption("joules_resume"),
     )
 
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pytest_joules.records import Gate, Outcome, RailEnergy, RequestRecord
+from pytest_joules.words import one_line
 
 SLOPE = (1.0, 1.4)
 """How steeply an outer meter may rise with an inner one."""
 
 CARRIES_SHARE = 0.10
 """A rail with less of the energy than this may be slow without thinning the window."""
+
+CHANCE = 0.05
+"""A trend that noise alone gives in fewer runs than this is none of chance's."""
+
+RUN_ORDER_ABOVE = 0.02
+"""Difference between earlier and later passes that matters, as a share."""
+
+NARROWING = ("drift", "run order", "power slope", "temperature rise", "throttling", "power limit")
+"""Names of the gates whose flag says that the machine changed while it was measured: verdicts on it are narrow."""
+
+_CAUSE_CHARACTERS = 200
+"""A cause is cut here, so that the line with limit and remedy stays under 300 characters."""
 
 PROMPT_TOKEN_STEPS = 50
 """A prompt token costs about one decode step at most, a few more with drafting; an image costs thousands."""
@@ -102,16 +116,28 @@ def achieved_batch(
     return Gate(name="achieved batch", outcome=kind, value=achieved, limit=limit, remedy=remedy)
 
 
-def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str) -> Gate:
-    """Every rail that counts has energy over the whole window."""
-    missing = [f"{r.rail}: {r.reason}" for r in rails if r.rail in counted and r.energy_j is None]
-    text = "; ".join(([failure] if failure else []) + missing)
+def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str, remedy: str = "") -> Gate:
+    """Every rail that counts has energy over the whole window.
+
+    Args:
+        failure: what the meter itself says is wrong, causes set apart by `; `. What its rails then lack follows from it
+            and is left out.
+        remedy: what to do, where the caller knows it better: a recorded trace has no meter that could be seen to.
+    """
+    lacking = [r for r in rails if r.rail in counted and r.energy_j is None]
+    said: dict[str, list[str]] = {}
+    for rail in lacking:
+        said.setdefault(rail.reason, []).append(rail.rail)
+    causes = failure.split("; ") if failure else [f"{', '.join(names)}: {reason}" for reason, names in said.items()]
+    usual = (
+        "see to the meter, then measure again" if failure else "a longer window, or a source that updates more often"
+    )
     return Gate(
         name="energy",
-        outcome="void" if missing else "pass",
-        value=text if missing else "every rail read",
+        outcome="void" if lacking else "pass",
+        value=one_line("; ".join(dict.fromkeys(causes)), _CAUSE_CHARACTERS) if lacking else "every rail read",
         limit="readings over the whole window",
-        remedy="run 'joules meters' to see what the source gives" if missing else "",
+        remedy=(remedy or usual) if lacking else "",
     )
 
 
@@ -150,18 +176,34 @@ def client_cost(cpu_s: float, machine_cpu_s: float, flag_above: float) -> Gate:
     )
 
 
-def other_load(busy_cores: float | None, flag_above: float) -> Gate:
-    """CPU time of programs that are neither ours nor the engine's, in cores: their energy is in the reading too."""
+def other_load(
+    busy_cores: float | None, flag_above: float, void_above: float | None = None, cores: int | None = None
+) -> Gate:
+    """CPU time of programs that are neither ours nor the engine's, in cores: their energy is in the reading too.
+
+    A little of it adds a little energy, which a flag tells. Beyond a share of the whole machine the figures are of another
+    quantity: a decode step waits for its slowest thread, so a program that holds one core of two about halves the speed
+    while the power stays, and energy per token is wrong by a factor that no uncertainty covers. The share is of all cores
+    because the harm is: one busy core is half of a small machine and nothing to a large one.
+
+    Args:
+        flag_above: cores.
+        void_above: share of all cores; `None` never voids.
+        cores: how many the machine has; `None` never voids.
+    """
     limit = f"{flag_above:.0%} of a core"
+    most = math.inf if void_above is None or not cores else void_above * cores
+    if math.isfinite(most):
+        limit += f" flags, {most:.2g} of the {cores} cores voids"
     if busy_cores is None:
         return Gate(name="other load", outcome="not evaluable", value=None, limit=limit)
-    flagged = busy_cores > flag_above
+    kind = _worst(flags=busy_cores > flag_above, voids=busy_cores > most)
     return Gate(
         name="other load",
-        outcome="flag" if flagged else "pass",
+        outcome=kind,
         value=f"{max(0.0, busy_cores):.0%} of a core",
         limit=limit,
-        remedy="end other programs and measure again" if flagged else "",
+        remedy="" if kind == "pass" else "end other programs and measure again",
     )
 
 
@@ -185,28 +227,249 @@ def pass_spread(spreads: Sequence[tuple[str, float]], flag_above: float) -> Gate
     )
 
 
-def run_order(first: Sequence[float], second: Sequence[float]) -> Gate:
-    """Whether the second of two passes reads higher everywhere: heat, not chance.
+def control_repeat(pairs: Sequence[tuple[float | None, float | None]], flag_above: float) -> Gate:
+    """How far the suite's first condition, measured again at the end of a pass, is from its own window in that pass.
+
+    The two differ by nothing but when they were measured, so that their difference is what the machine did meanwhile.
 
     Args:
-        first, second: (C,) energy per token of each condition in the first and the second pass.
+        pairs: (P, 2) energy per token of the condition and of its repeat, by pass; `None` where a window gave none.
+        flag_above: the limit of the pass spread.
     """
-    limit = "second pass higher at all of 5 or more, or by 2 % and 2 standard errors in the mean"
-    if len(first) < 2 or len(first) != len(second):
-        return Gate(name="run order", outcome="not evaluable", value=None, limit=limit)
-    ratios = [b / a - 1 for a, b in zip(first, second, strict=True)]
-    mean = sum(ratios) / len(ratios)
-    variance = sum((r - mean) ** 2 for r in ratios) / (len(ratios) - 1)
-    standard_error = (variance / len(ratios)) ** 0.5
-    everywhere = len(ratios) >= 5 and all(r > 0 for r in ratios)
-    found = everywhere or (abs(mean) > 0.02 and abs(mean) > 2 * standard_error)
+    limit = f"{flag_above:.0%} either way"
+    shares = {i: again / own - 1 for i, (own, again) in enumerate(pairs, 1) if own is not None and again is not None}
+    if not shares:
+        return _unseen("control repeat", limit)
+    over = {number: share for number, share in shares.items() if abs(share) > flag_above}
+    shown = over or dict([max(shares.items(), key=lambda item: abs(item[1]))])
+    value = ", ".join(f"{share:+.1%} in pass {number}" for number, share in shown.items())
+    remedy = "the machine changed within a pass: warm up longer, or end other programs"
+    return _held("control repeat", value if over else f"{value} at most", limit, remedy, flagged=bool(over))
+
+
+def run_order(*passes: Sequence[float], flag_above: float = RUN_ORDER_ABOVE) -> Gate:
+    """Whether the later passes differ from the earlier ones as a whole: heat, not chance.
+
+    Args:
+        passes: (P, C) energy per token of each condition in each pass. The first half of the passes is compared with the
+            last half; of an odd number the middle one is left out.
+        flag_above: difference of the mean that matters, as a share.
+
+    A fall is flagged like a rise. Heat, where the rule comes from, only makes later passes dearer; but a machine that another
+    program leaves, or that cools down after something before the run, makes them cheaper, and the mean of the passes is as
+    wrong then.
+
+    Two standard errors are the floor of this rule, not a test at 5 %: with few conditions the error itself is hardly known,
+    and chance exceeds it more often. What a flag costs is a word beside the verdict, so the rule stays easily alarmed, and a
+    flag says how often chance alone does as much (t test of the paired differences, C - 1 degrees of freedom).
+    """
+    limit = f"{flag_above:.0%} or 2 standard errors in the mean, and not all of 5 or more conditions the same way"
+    half = len(passes) // 2
+    earlier = [math.fsum(figures) / half for figures in zip(*passes[:half], strict=False)]
+    later = [math.fsum(figures) / half for figures in zip(*passes[len(passes) - half :], strict=False)]
+    count = len(earlier)
+    if count < 2 or {len(one) for one in passes} != {count} or min(earlier) <= 0:
+        return _unseen("run order", limit)
+    ratios = [b / a - 1 for a, b in zip(earlier, later, strict=True)]
+    mean = math.fsum(ratios) / count
+    standard_error = math.sqrt(math.fsum((r - mean) ** 2 for r in ratios) / (count - 1) / count)
+    same_way = max(sum(r > 0 for r in ratios), sum(r < 0 for r in ratios))
+    flagged = (count >= 5 and same_way == count) or (abs(mean) > flag_above and abs(mean) > 2 * standard_error)
+    which = "second pass" if len(passes) == 2 else "last pass" if half == 1 else f"last {half} passes"
+    value = f"{which} {'lower' if mean < 0 else 'higher'} by {abs(mean):.1%} in the mean"
+    if flagged:
+        chance = _chance_of(mean / standard_error, count - 1) if standard_error > 0 else 0.0
+        value += f" and at {same_way} of {count} conditions (by chance in {_rarely(chance)})"
+    remedy = "a run-order effect: warm up longer, or rest between windows"
+    return _held("run order", value, limit, remedy, flagged=flagged)
+
+
+def drift(windows: Sequence[tuple[str, float, float]], flag_above: float, chance_below: float = CHANCE) -> Gate:
+    """Whether energy per token goes up or down with time, whichever condition is measured.
+
+    Args:
+        windows: (n,) condition as text, time in seconds and energy per token of every window of the run. A control repeat
+            is one more window of its condition.
+        flag_above: change from the first window to the last that matters, as a share.
+        chance_below: flagged only when noise alone gives such a slope in fewer runs than this.
+
+    The logarithm of the figures is fitted with a level for each condition and one slope in time for all, so that conditions
+    may differ by factors and a window's noise is a share of it. Under white noise the slope over its standard error then
+    follows Student's t with n - C - 1 degrees of freedom: C levels and the slope have been fitted. A correlation with n - 2
+    would take the fitted levels for known and be too sure of itself.
+    """
+    limit = f"{flag_above:.0%} over the run, or what chance gives in {_rarely(chance_below)}"
+    seen = [(name, mono_s, math.log(figure)) for name, mono_s, figure in windows if figure > 0]
+    names = [name for name, _, _ in seen]
+    freedom = len(seen) - len(set(names)) - 1
+    if freedom < 1:
+        return _unseen("drift", limit)
+    moments = [mono_s for _, mono_s, _ in seen]
+    times, logs = _less_own_mean(names, moments), _less_own_mean(names, [log for _, _, log in seen])
+    across = math.fsum(t * t for t in times)
+    if across == 0:
+        return _unseen("drift", limit)
+    slope = math.fsum(t * y for t, y in zip(times, logs, strict=True)) / across
+    left = math.fsum((y - slope * t) ** 2 for t, y in zip(times, logs, strict=True))
+    change = math.expm1(slope * (max(moments) - min(moments)))
+    # Figures without any scatter have no chance in them.
+    chance = _chance_of(slope * math.sqrt(across * freedom / left), freedom) if left > 0 else float(slope == 0)
+    flagged = abs(change) > flag_above and chance < chance_below
+    value = f"{'falls' if change < 0 else 'rises'} by {abs(change):.1%} over the run (by chance in {_rarely(chance)})"
+    remedy = "the machine changed while it measured: warm up longer, rest between windows, or end other programs"
+    return _held("drift", value, limit, remedy, flagged=flagged)
+
+
+def _less_own_mean(names: Sequence[str], values: Sequence[float]) -> list[float]:
+    """Each value less the mean of all those with its name."""
+    groups: dict[str, list[float]] = {}
+    for name, value in zip(names, values, strict=True):
+        groups.setdefault(name, []).append(value)
+    means = {name: math.fsum(own) / len(own) for name, own in groups.items()}
+    return [value - means[name] for name, value in zip(names, values, strict=True)]
+
+
+def _chance_of(t: float, freedom: int) -> float:
+    """How often Student's t is at least this far from 0, either way.
+
+    The finite sums for whole degrees of freedom: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    angle = math.atan(abs(t) / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for k in range(1 + odd, freedom, 2):
+        total += term
+        term *= cosine**2 * k / (k + 1)
+    nearer = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    return max(0.0, 1.0 - nearer)
+
+
+def _rarely(chance: float) -> str:
+    """`12% of runs`."""
+    return f"{chance:.0%} of runs" if chance >= 0.01 else "under 1% of runs"
+
+
+def window_power_slope(
+    first_half_w: float | None, second_half_w: float | None, flag_above: float, uncertainty: float = 0.0
+) -> Gate:
+    """How much power rises or falls from the start of a window to its end: a machine that is still warming up.
+
+    Args:
+        first_half_w, second_half_w: mean power of the window's halves. On a straight line their means lie half a window
+            apart, so the change across the whole of it is twice their difference.
+        flag_above: as a share of the mean power.
+        uncertainty: half-width of the change as a share, from the edges of the halves; a change within it is no change.
+    """
+    limit = f"{flag_above:.0%} within the window"
+    if first_half_w is None or second_half_w is None or first_half_w + second_half_w <= 0:
+        return _unseen("power slope", limit)
+    change = 4 * (second_half_w - first_half_w) / (first_half_w + second_half_w)
+    flagged = abs(change) > flag_above + uncertainty
+    known = f" (known to {uncertainty:.1%})" if uncertainty else ""
+    value = f"power {'falls' if change < 0 else 'rises'} by {abs(change):.1%}{known}"
+    return _held("power slope", value, limit, "warm up longer", flagged=flagged)
+
+
+def temperature_rise(rise_c: float | None, flag_above_c: float) -> Gate:
+    """How much warmer the chip is at the end of a window than at its start.
+
+    Args:
+        rise_c: kelvin; `None` when a sensor that is there could not be read.
+    """
+    limit = f"{flag_above_c:g} °C within the window"
+    if rise_c is None:
+        return _unseen("temperature rise", limit)
+    return _held("temperature rise", f"{rise_c:+.1f} °C", limit, "warm up longer", flagged=rise_c > flag_above_c)
+
+
+def throttled(reasons: Sequence[str] | None) -> Gate:
+    """Whether the chip was slowed down within a window.
+
+    Args:
+        reasons: as the machine names them; empty when it was not slowed down, `None` when it could not be asked.
+    """
+    if reasons is None:
+        return _unseen("throttling", "none")
+    value = ", ".join(dict.fromkeys(reasons)) or "none"
+    remedy = "cool the machine, or set a lower clock that it can hold"
+    return _held("throttling", value, "none", remedy, flagged=bool(reasons))
+
+
+def power_limit_saturated(share: float | None, limit_w: float | None, flag_above: float) -> Gate:
+    """How long power stood at the machine's own limit: the limit then decides the figure, not the condition.
+
+    Args:
+        share: of the window's time, 0 to 1.
+        limit_w: the limit in force; `None` where it is not stated.
+    """
+    limit = f"{flag_above:.0%} of the window at the limit"
+    if share is None:
+        return _unseen("power limit", limit)
+    at = "the power limit" if limit_w is None else f"the power limit of {limit_w:g} W"
+    remedy = "raise the limit, or state it beside the result"
+    return _held("power limit", f"{share:.0%} of the window at {at}", limit, remedy, flagged=share > flag_above)
+
+
+def lengths_intercept(intercept_j: float | None, energy_j: float | None, flag_above: float) -> Gate:
+    """What energy is left at no answer at all, on the line through windows of several answer lengths.
+
+    A little of it is the prompt's. Much of it, of either sign, means that the windows do not lie on one line, and
+    its slope is not the energy of a decoded token.
+
+    Args:
+        intercept_j: of the line through (answer tokens, energy), in joules of one window.
+        energy_j: of the window with the shortest answers, where the intercept weighs most.
+    """
+    limit = f"{flag_above:.0%} of the energy at the shortest answers"
+    if intercept_j is None or not energy_j or energy_j <= 0:
+        return _unseen("answer lengths", limit)
+    share = intercept_j / energy_j
+    value = f"{intercept_j:.3g} J beside the tokens, {share:.0%}"
+    return _held("answer lengths", value, limit, "longer answers, or a shorter prompt", flagged=abs(share) > flag_above)
+
+
+def swapping(swapped_mib: float | None, flag_above_mib: float) -> Gate:
+    """Memory moved to and from the disk within a window, in MiB: waiting for it costs energy and makes no tokens."""
+    limit = f"{flag_above_mib:g} MiB"
+    if swapped_mib is None:
+        return _unseen("swapping", limit)
+    remedy = "end other programs, or take a smaller model or context"
+    return _held("swapping", f"{swapped_mib:.0f} MiB", limit, remedy, flagged=swapped_mib > flag_above_mib)
+
+
+def other_gpu_process(names: Sequence[str] | None) -> Gate:
+    """Programs beside the engine that had the GPU open; `None` when the driver does not tell."""
+    if names is None:
+        return _unseen("others on the GPU", "none")
+    value = ", ".join(dict.fromkeys(names)) or "none"
+    remedy = "end these programs and measure again"
+    return _held("others on the GPU", one_line(value, _CAUSE_CHARACTERS), "none", remedy, flagged=bool(names))
+
+
+def battery_charging(charging: bool | None) -> Gate:
+    """Whether a battery took up energy meanwhile, which a meter of the board or the wall reads as if it were work.
+
+    Args:
+        charging: `None` when a battery that is there does not tell; a machine without one has `False`.
+    """
+    if charging is None:
+        return _unseen("battery", "not charging")
+    value = "charging" if charging else "not charging"
+    return _held("battery", value, "not charging", "wait until it is full, then measure again", flagged=charging)
+
+
+def _held(name: str, value: float | str, limit: str, remedy: str, *, flagged: bool) -> Gate:
+    """A gate that passes or flags, the remedy only where there is something to mend."""
     return Gate(
-        name="run order",
-        outcome="flag" if found else "pass",
-        value=f"second pass {mean:+.1%} in the mean",
-        limit=limit,
-        remedy="a run-order effect: warm up longer, or rest between windows" if found else "",
+        name=name, outcome="flag" if flagged else "pass", value=value, limit=limit, remedy=remedy if flagged else ""
     )
+
+
+def _unseen(name: str, limit: str) -> Gate:
+    """A gate for which there was nothing to see."""
+    return Gate(name=name, outcome="not evaluable", value=None, limit=limit)
 
 
 def drafted(answers: Sequence[RequestRecord]) -> Gate:
@@ -273,9 +536,9 @@ def wall_slope(inner_w: Sequence[float], outer_w: Sequence[float], inner: str, o
     )
 
 
-def readings(rails: Sequence[RailEnergy], counted: Sequence[str]) -> Gate:
-    """What was mended or suspicious in the readings of the rails that count."""
-    said = [f"{rail.rail}: {flag}" for rail in rails if rail.rail in counted for flag in rail.flags]
+def readings(rails: Sequence[RailEnergy], counted: Sequence[str], notes: Sequence[str] = ()) -> Gate:
+    """What was mended or suspicious in the readings of the rails that count, and what else is known against them."""
+    said = [*notes, *(f"{rail.rail}: {flag}" for rail in rails if rail.rail in counted for flag in rail.flags)]
     return Gate(
         name="readings",
         outcome="flag" if said else "pass",
@@ -300,3 +563,42 @@ def counter_check(
     remedy = "" if kind == "pass" else "one of the two is wrong: compare with another source"
     value = f"{counter_j:.4g} J against {integrated_j:.4g} J, {disagreement:.0%} apart"
     return Gate(name="counter against power", outcome=kind, value=value, limit=limit, remedy=remedy)
+
+
+def rested(power_w: float | None, idle_w: float | None, flag_above: float) -> Gate:
+    """Whether a machine had come to rest before a cold window: its power against the idle baseline.
+
+    Args:
+        power_w, idle_w: mean power at the end of the rest, and of the idle baseline before the first window.
+    """
+    limit = f"within {flag_above:.0%} of the idle power"
+    if power_w is None or not idle_w:
+        return Gate(name="rested", outcome="not evaluable", value=None, limit=limit)
+    flagged = power_w > (1 + flag_above) * idle_w
+    return Gate(
+        name="rested",
+        outcome="flag" if flagged else "pass",
+        value=f"{power_w:.3g} W, {idle_w:.3g} W idle",
+        limit=limit,
+        remedy="raise rest_s, and end other programs" if flagged else "",
+    )
+
+
+def bridge(before_mj: float | None, after_mj: float | None, flag_above: float) -> Gate:
+    """Whether a run that was taken up again goes on as it was: one window measured on both sides of the pause.
+
+    Args:
+        before_mj, after_mj: energy per token of that window before the interruption and after it.
+    """
+    limit = f"within {flag_above:.0%}"
+    if not before_mj or not after_mj:
+        return Gate(name="bridge", outcome="not evaluable", value=None, limit=limit)
+    change = after_mj / before_mj - 1
+    flagged = abs(change) > flag_above
+    return Gate(
+        name="bridge",
+        outcome="flag" if flagged else "pass",
+        value=f"{before_mj:.4g} mJ per token before the interruption, {after_mj:.4g} after it",
+        limit=limit,
+        remedy="the two parts of the run differ; measure anew" if flagged else "",
+    )

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from pytest_joules.places import root
+
 _GIB = 2**30
 
 
@@ -79,12 +81,8 @@ class PowerState:
 
 def power_state() -> PowerState:
     """AC or battery, and whether a low-power mode is on."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
-    return PowerState(
-        on_ac=None if battery is None or battery.power_plugged is None else bool(battery.power_plugged),
-        battery_percent=None if battery is None else float(battery.percent),
-        low_power_mode=_low_power_mode(),
-    )
+    on_ac, battery_percent = _supplies() if platform.system() == "Linux" else _battery()
+    return PowerState(on_ac=on_ac, battery_percent=battery_percent, low_power_mode=_low_power_mode())
 
 
 def heavy_processes(than_us: float = 0.10, over_s: float = 0.5, ours: frozenset[int] = frozenset()) -> list[str]:
@@ -107,6 +105,14 @@ def heavy_processes(than_us: float = 0.10, over_s: float = 0.5, ours: frozenset[
         if load > than_us and process.pid not in mine:
             busy.append(f"{process.info['name']} {load:.0%} of a core")
     return busy
+
+
+def boot_id() -> str:
+    """What changes with every start of this machine; clocks of two boots cannot be compared."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return _sysctl("kern.bootsessionuuid") or f"{psutil.boot_time():.0f}"
 
 
 def _chip() -> str:
@@ -148,15 +154,53 @@ def _virtual() -> bool:
     return _sysctl("kern.hv_vmm_present") == "1"
 
 
+def _supplies() -> tuple[bool | None, float | None]:
+    """Whether the mains feed a machine that has a battery, and its charge in percent, by the kernel's own files.
+
+    From Documentation/ABI/testing/sysfs-class-power: a supply is a `Battery` or brings power in (`Mains`, `USB`), then
+    `online` is not 0 when it does. A battery of scope `Device` is a mouse's.
+    """
+    told = [
+        {name: _text(folder / name) for name in ("type", "scope", "present", "status", "capacity", "online")}
+        for folder in sorted(root().glob("class/power_supply/*"))
+    ]
+    batteries = [one for one in told if one["type"] == "Battery" and one["scope"] != "Device" and one["present"] != "0"]
+    if not batteries:
+        return None, None
+    online = [one["online"] for one in told if one["type"] != "Battery" and one["scope"] != "Device" and one["online"]]
+    states = {one["status"] for one in batteries}
+    if online:
+        on_ac: bool | None = any(value != "0" for value in online)
+    elif "Discharging" in states:
+        on_ac = False
+    else:
+        on_ac = True if states & {"Charging", "Full", "Not charging"} else None
+    charges = [float(one["capacity"]) for one in batteries if one["capacity"].isdigit()]
+    return on_ac, sum(charges) / len(charges) if charges else None
+
+
+def _battery() -> tuple[bool | None, float | None]:
+    """The same where there are no such files."""
+    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    if battery is None:
+        return None, None
+    return None if battery.power_plugged is None else bool(battery.power_plugged), float(battery.percent)
+
+
+def _text(path: Path) -> str:
+    """What a file holds, or nothing where there is none."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def _low_power_mode() -> bool | None:
     if platform.system() == "Darwin":
         match = re.search(r"lowpowermode\s+(\d)", _output(["pmset", "-g"]))
         return None if match is None else match.group(1) == "1"
-    profile = Path("/sys/firmware/acpi/platform_profile")
-    try:
-        return profile.read_text().strip() in ("low-power", "quiet")
-    except OSError:
-        return None
+    profile = _text(root() / "firmware" / "acpi" / "platform_profile")
+    return profile in ("low-power", "quiet") if profile else None
 
 
 def _sysctl(name: str) -> str:

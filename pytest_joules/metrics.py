@@ -5,6 +5,7 @@ Adding a metric means adding one entry here and one property to `Sweep` and `Row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -50,6 +51,18 @@ def net_energy_per_token_mj(window: Window, idle: IdleBaseline | None) -> float 
     return 1000.0 * net_j / window.tokens if net_j > 0 else None
 
 
+def time_to_first_token_s(window: Window) -> float | None:
+    """Mean over the requests of the seconds from sending it to its first token; `None` unless every answer was streamed."""
+    waits = [a.first_token_s - a.sent_s for a in window.requests if a.first_token_s is not None]
+    return math.fsum(waits) / len(waits) if waits and len(waits) == len(window.requests) else None
+
+
+def inter_token_s(window: Window) -> float | None:
+    """Mean over the requests of their median time between tokens; `None` unless every answer was streamed and has two tokens."""
+    medians = [a.inter_token_median_s for a in window.requests if a.inter_token_median_s is not None]
+    return math.fsum(medians) / len(medians) if medians and len(medians) == len(window.requests) else None
+
+
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -65,5 +78,9 @@ METRICS: Mapping[str, Metric] = {
         Metric("window_s", "length of the window", True, lambda w, _: w.window_s, 0, -1),
         Metric("tokens", "tokens generated in the window", False, lambda w, _: float(w.tokens), 0, 0),
         Metric("prompt_tokens", "prompt tokens computed in the window", False, lambda w, _: float(w.prompt_tokens), 0, 0),
+        Metric("time_to_first_token_s", "seconds from sending a request to its first token, mean of the requests", True,
+               lambda w, _: time_to_first_token_s(w), 0, -1),
+        Metric("inter_token_s", "seconds from one token of an answer to the next, mean of the requests' medians", True,
+               lambda w, _: inter_token_s(w), 0, -1),
     )
 }  # fmt: skip

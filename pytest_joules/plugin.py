@@ -57,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest="joules_exploratory",
         help="measure predictions that are not committed; every verdict then says so",
     )
+    group.addoption(
+        "--joules-resume",
+        action="store_true",
+        dest="joules_resume",
+        help="go on with a run that was cut short on this boot, and measure anew where there is none",
+    )
     parser.addini("joules_exploratory", "as --joules-exploratory", type="bool", default=False)
 
 

@@ -7,7 +7,7 @@ one monotonic clock of the machine and boot that measured them; `*_utc` are labe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 SCHEMA_VERSION = 1
@@ -16,7 +16,8 @@ Scope = Literal["chip", "gpu", "gpu+chip", "board", "wall"]
 Kind = Literal["instant", "interval_mean", "moving_average", "counter"]
 Basis = Literal["measured", "estimated", "synthetic", "transcribed", "transferred", "placeholder"]
 Outcome = Literal["measured", "flagged", "void"]
-Role = Literal["measured", "control", "idle_before", "load_step", "idle_after"]
+Role = Literal["measured", "control", "length", "bridge", "idle_before", "load_step", "idle_after"]
+"""What a window is for: `length` has another answer length than the table's, `bridge` repeats one after an interruption."""
 
 Condition = Mapping[str, Any]
 """One point of what varies, by axis name: `{"parallel": 8}`."""
@@ -91,7 +92,15 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One answered request, as the engine counted it. Times are seconds from the window's start."""
+    """One answered request, as the engine counted it. Times named `sent`, `first` and `received` are seconds from the window's start.
+
+    Attributes:
+        slot: which of the requests in flight it was; in a closed loop the worker that sent it.
+        round: number of its round; in a closed loop how many that worker had sent before.
+        first_token_s: when its first token arrived; `None` unless the answer was streamed.
+        inter_token_median_s, inter_token_p99_s: of the times from one token to the next as they arrived, the median, and the time that
+            99 of 100 do not exceed; `None` unless the answer was streamed and had two tokens or more.
+    """
 
     slot: int
     round: int
@@ -107,6 +116,19 @@ class RequestRecord:
     draft_n: int = 0
     draft_accepted_n: int = 0
     counted_from: str = "timings"
+    first_token_s: float | None = None
+    inter_token_median_s: float | None = None
+    inter_token_p99_s: float | None = None
+
+    def later(self, offset_s: float) -> RequestRecord:
+        """The same request with its times counted from a moment `offset_s` earlier: a round's times as those of its window."""
+        first = self.first_token_s
+        return replace(
+            self,
+            sent_s=round(self.sent_s + offset_s, 6),
+            received_s=round(self.received_s + offset_s, 6),
+            first_token_s=None if first is None else round(first + offset_s, 6),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +161,7 @@ class Window:
     """One measured run of one condition: from the first request sent to the last answer received.
 
     Attributes:
+        answer_tokens: length asked of each answer.
         uncertainty_j: half-width of the energy from everything known about the meter and the edges.
         calibration_j: the part of it that is alike in every window of the run and cancels in their ratios.
     """
@@ -153,6 +176,7 @@ class Window:
     end_mono: float
     tokens: int = 0
     prompt_tokens: int = 0
+    answer_tokens: int = 0
     slots: int = 1
     rounds: int = 0
     energy_j: float | None = None

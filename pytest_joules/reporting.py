@@ -43,6 +43,8 @@ def notes(session: Session, width: int = 80) -> Iterator[tuple[str, list[str]]]:
         if outcome.stored is not None:
             shown = lines.note(outcome.stored.run, list(outcome.verdicts.values()), width)
             yield f"joules: {name}", [*shown, "", f"result: {_relative(outcome.stored.path, session)}"]
+    for name, kept in session.cut_short.items():
+        yield f"joules: {name}", [f"cut short: {kept}"]
 
 
 def summary(terminal: pytest.TerminalReporter, found: Iterable[tuple[str, Sequence[str]]]) -> None:
@@ -72,13 +74,16 @@ def progress_for(config: pytest.Config) -> Bar | Lines | Silent:
 class Silent:
     """Says nothing."""
 
-    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+    def begin(self, suite: Suite, steps: Sequence[Step], done: int = 0) -> None:
         """Nothing."""
 
     def doing(self, index: int, step: Step, what: str, power_w: float | None) -> None:
         """Nothing."""
 
     def done(self, index: int, window: Window) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
         """Nothing."""
 
     def end(self) -> None:
@@ -92,14 +97,14 @@ class _Watching(Silent):
         self._config = config
         self._released = contextlib.ExitStack()
 
-    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+    def begin(self, suite: Suite, steps: Sequence[Step], done: int = 0) -> None:
         """Release pytest's hold on the output and start the clock."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is not None:
             self._released.enter_context(capture.global_and_fixture_disabled())
         self._steps, self._suite = list(steps), suite
         self._begun = time.monotonic()
-        self._done = 0
+        self._done = self._before = done
 
     def end(self) -> None:
         """Give the output back to pytest."""
@@ -107,9 +112,9 @@ class _Watching(Silent):
 
     def _left(self) -> str:
         """Time left, from how long the windows so far took."""
-        if not self._done or self._done == len(self._steps):
+        if self._done == self._before or self._done == len(self._steps):
             return ""
-        per_window = (time.monotonic() - self._begun) / self._done
+        per_window = (time.monotonic() - self._begun) / (self._done - self._before)
         return f", about {duration(per_window * (len(self._steps) - self._done))} left"
 
     def _name(self, index: int, step: Step) -> str:
@@ -128,10 +133,15 @@ def _result(window: Window) -> str:
 class Lines(_Watching):
     """One plain line for each closed window."""
 
-    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+    def begin(self, suite: Suite, steps: Sequence[Step], done: int = 0) -> None:
         """Say what is coming."""
-        super().begin(suite, steps)
-        self._write(f"\njoules: measuring {suite.name}, {len(steps)} windows")
+        super().begin(suite, steps, done)
+        left = f", {len(steps) - done} of them left" if done else ""
+        self._write(f"\njoules: measuring {suite.name}, {len(steps)} windows{left}")
+
+    def say(self, text: str) -> None:
+        """Say it."""
+        self._write(f"joules: {text}")
 
     def done(self, index: int, window: Window) -> None:
         """Say what came out."""
@@ -145,18 +155,22 @@ class Lines(_Watching):
 class Bar(_Watching):
     """A bar that tells the condition, what is being done, the watts just now and the time left."""
 
-    def begin(self, suite: Suite, steps: Sequence[Step]) -> None:
+    def begin(self, suite: Suite, steps: Sequence[Step], done: int = 0) -> None:
         """Show it."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        super().begin(suite, steps)
+        super().begin(suite, steps, done)
         # Drawn once a second: drawing costs the CPU that is being measured.
         columns = (BarColumn(bar_width=8), TextColumn("{task.description}: {task.fields[now]}"))
         self._bar = Progress(*columns, console=Console(file=sys.__stdout__), refresh_per_second=1, transient=True)
         print(file=sys.__stdout__)
         self._bar.start()
-        self._task = self._bar.add_task(suite.name, total=len(steps), now="")
+        self._task = self._bar.add_task(suite.name, total=len(steps), completed=done, now="")
+
+    def say(self, text: str) -> None:
+        """Leave it above the bar."""
+        self._bar.console.print(text, highlight=False, markup=False)
 
     def doing(self, index: int, step: Step, what: str, power_w: float | None) -> None:
         """Change the words beside it."""

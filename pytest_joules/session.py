@@ -19,7 +19,19 @@ from typing import Any
 
 import psutil
 
-from pytest_joules import engines, knobs, machine, meters, models, protocol, registration, store, synthetic, verdict
+from pytest_joules import (
+    engines,
+    gates,
+    knobs,
+    machine,
+    meters,
+    models,
+    protocol,
+    registration,
+    store,
+    synthetic,
+    verdict,
+)
 from pytest_joules import suite as suites
 from pytest_joules.engines import Engine, Server
 from pytest_joules.errors import JoulesError, MeterFrozen, Unmeasured, UsageError, Void
@@ -50,6 +62,7 @@ class Options:
         server: program for --joules-server.
         meter: `auto`, or a source with an optional argument.
         exploratory: measure predictions that are not registered.
+        resume: go on with runs that were cut short.
     """
 
     root: Path
@@ -60,6 +73,7 @@ class Options:
     server: str | None = None
     meter: str = "auto"
     exploratory: bool = False
+    resume: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +224,7 @@ class Session:
         self._engines: dict[str, Engine] = {}
         self._told: dict[str, str] = {}
         self.store = store.Store(options.results)
+        self.cut_short: dict[str, str] = {}
 
     @functools.cached_property
     def machine_slug(self) -> str:
@@ -303,6 +318,9 @@ class Session:
                 verdicts = self._judge_all(suite, stored)
             except Exception as error:  # whatever it is, it must not be measured into again by the next prediction
                 self._measured[suite.name] = Measured(stored, error)
+            except BaseException as error:  # interrupted: pytest ends, and only the summary can still tell what is kept
+                self.cut_short[suite.name] = "; ".join(getattr(error, "__notes__", ())) or "nothing was measured yet"
+                raise
             else:
                 self._measured[suite.name] = Measured(stored, None, verdicts)
         outcome = self._measured[suite.name]
@@ -374,6 +392,7 @@ class Session:
         ]
         with protocol.machine_lock(f"suite {suite.name}, process {os.getpid()}"):
             tools = hardware()
+            left = self.store.interrupted(self.machine_slug, suite.name)
             deaf: list[str] = []
             while True:
                 power = tools.power.meter(
@@ -396,7 +415,13 @@ class Session:
                         *substituted,
                         *(f"meter {name} was passed over: it did not follow the chip" for name in deaf),
                     ),
+                    resume=left if self.options.resume else None,
                 )
+                if left is not None and not self.options.resume:
+                    self._progress.say(
+                        f"a run of {suite.name} that was cut short after {left.closed} windows is kept; "
+                        "this one begins anew (--joules-resume goes on with it)"
+                    )
                 try:
                     with power:
                         return protocol.measure(suite, bench)
@@ -455,17 +480,15 @@ class Session:
         against = from_run(other.run) if other else None
         judged = judge(prediction, sweep, against)
         # These make every verdict on the run narrow; a wide spread shows in the perturbation itself.
-        effects = [
-            f"{gate.name}: {gate.value}"
-            for gate in stored.run.gates
-            if gate.outcome == "flag" and gate.name in ("run order", "drift")
-        ]
-        effects += ["other programs were at work during the windows"] if _others_at_work(stored.run) else []
+        effects = [str(gate) for gate in stored.run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
+        effects += _in_windows(stored.run)
         robust = verdict.robustness(prediction, judged, sweep, against, effects)
         return Verdict(
             word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
         )  # fmt: skip
 
 
-def _others_at_work(run: Run) -> bool:
-    return any(gate.name == "other load" and gate.outcome == "flag" for window in run.windows for gate in window.gates)
+def _in_windows(run: Run) -> list[str]:
+    """What went on in the windows of the table that makes every verdict on them narrow, each thing once."""
+    names = {gate.name for w in run.windows if w.role == "measured" for gate in w.gates if gate.outcome == "flag"}
+    return [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]

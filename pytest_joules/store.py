@@ -30,7 +30,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
 from pytest_joules.records import SCHEMA_VERSION, Run, Sample, Verdict, Window
+from pytest_joules.words import one_line
 
+_JOURNAL = ".journal.jsonl"
 _RUN, _WINDOW, _VERDICT = TypeAdapter(Run), TypeAdapter(Window), TypeAdapter(Verdict)
 _RECORDED_PACKAGES = (
     "pytest-joules",
@@ -86,11 +88,16 @@ class StoredRun:
 class Journal:
     """One line per event of a running measurement, on the disk before the next thing is done."""
 
-    def __init__(self, path: Path, header: Mapping[str, Any], counters: Container[str]) -> None:
+    def __init__(self, path: Path, counters: Container[str], header: Mapping[str, Any] | None) -> None:
+        """Begin a journal with its header; without one, go on with the journal that is there."""
         self.path, self._counters = path, counters
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("x", encoding="utf-8")
-        self._write({"event": "start", **header})
+        self._file: IO[str] = path.open("a" if header is None else "x", encoding="utf-8")
+        if header is None:
+            # A line that a crash cut off must not swallow the next one.
+            self._file.write("\n")
+        else:
+            self._write({"event": "start", **header})
 
     def window(self, window: Window, samples: Sequence[Sample]) -> None:
         """A window that has closed, with its samples."""
@@ -118,6 +125,65 @@ class Journal:
         os.fsync(self._file.fileno())
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """What the journal of a run holds that was cut short.
+
+    Attributes:
+        header: what was asked and with what, as the journal began.
+        windows: those that closed.
+        samples: the meter's readings in and around them.
+        events: everything else that was noted.
+    """
+
+    path: Path
+    header: Mapping[str, Any]
+    windows: tuple[Window, ...]
+    samples: tuple[Sample, ...]
+    events: tuple[Mapping[str, Any], ...]
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run that it would have become."""
+        return str(self.header["run_id"])
+
+    @property
+    def closed(self) -> int:
+        """Windows of the suite that came to their end."""
+        return sum(window.role == "measured" and not window.failure for window in self.windows)
+
+
+def load_journal(path: Path) -> Interrupted:
+    """Read what a run that was cut short has left.
+
+    Raises:
+        UsageError: it cannot be read, or was written by another version.
+    """
+    header: Mapping[str, Any] = {}
+    windows: list[Window] = []
+    samples: list[Sample] = []
+    events: list[Mapping[str, Any]] = []
+    try:
+        # Not splitlines(): characters that end a line there stand unescaped in JSON.
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # empty, or cut off while it was written, and so not closed
+            if record["event"] == "start":
+                header = record
+            elif record["event"] == "window":
+                windows.append(_WINDOW.validate_python(record["window"]))
+                samples += [Sample(s["rail"], s["mono"], _value(s)) for s in record["samples"]]
+            else:
+                events.append(record)
+    except (OSError, KeyError, TypeError, ValidationError) as error:
+        raise UsageError(f"{path}: is no journal of this version: {one_line(str(error), 120)}") from None
+    if header.get("schema_version") != SCHEMA_VERSION or "run_id" not in header:
+        raise UsageError(f"{path}: has schema version {header.get('schema_version')}; this one reads {SCHEMA_VERSION}")
+    return Interrupted(path, header, tuple(windows), tuple(samples), tuple(events))
+
+
 class Store:
     """The results folder.
 
@@ -136,8 +202,18 @@ class Store:
         self, machine_slug: str, suite: str, run_id: str, header: Mapping[str, Any], counters: Container[str]
     ) -> Journal:
         """Start the journal of a run. `counters` names the rails whose samples are joules."""
-        path = self.place(machine_slug, suite) / f"{run_id}.journal.jsonl"
-        return Journal(path, {"run_id": run_id, "schema_version": SCHEMA_VERSION, **header}, counters)
+        path = self.place(machine_slug, suite) / f"{run_id}{_JOURNAL}"
+        return Journal(path, counters, {"run_id": run_id, "schema_version": SCHEMA_VERSION, **header})
+
+    def interrupted(self, machine_slug: str, suite: str) -> Interrupted | None:
+        """The newest run of a suite that was cut short and has a closed window; `None` when there is none."""
+        for path in sorted(self.place(machine_slug, suite).glob(f"*{_JOURNAL}"), reverse=True):
+            if not path.with_name(f"{path.name.removesuffix(_JOURNAL)}.json").exists():
+                with contextlib.suppress(UsageError):
+                    found = load_journal(path)
+                    if found.closed:
+                        return found
+        return None
 
     def write(self, run: Run, samples: Iterable[Sample]) -> StoredRun:
         """Keep a finished run and its samples, and the machine's facts when they are new.
@@ -258,6 +334,11 @@ def _first(error: ValidationError) -> str:
 
 def _no_figure(name: str) -> None:
     raise ValueError(f"it holds {name}")
+
+
+def plain(record: Any) -> Any:
+    """What a record is once it has been written and read again."""
+    return json.loads(_strict(record))
 
 
 def _strict(record: Any, indent: int | None = None) -> str:

@@ -19,7 +19,9 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
+from pytest_joules.gates import RUN_ORDER_ABOVE
 from pytest_joules.records import Condition, Scope
+from pytest_joules.schedule import Order
 from pytest_joules.words import nearest, one_line
 
 Positive = Annotated[int, Field(gt=0)]
@@ -63,21 +65,32 @@ class Request:
     """What each request asks.
 
     Attributes:
-        prompt: the name of a prompt that comes with the package (`short`), or a text of its own.
+        prompt: the name of a prompt that comes with the package.
+        prompt_text: a text of the suite's own, in place of `prompt`.
         identical: all requests of a round send the same prompt; otherwise distinct prompts of equal length.
         answer_tokens: exact length of each answer.
+        lengths: further answer lengths that are measured at each condition, so that the energy of a generated token
+            comes apart from that of the prompt.
         temperature: 0 is greedy.
         seed: for sampling above temperature 0.
         cache_prompt: let the engine reuse a prompt it has seen; then the answers must show that it did.
+        stream: have the tokens sent one by one, so that the time to the first one and between them is known. It keeps this
+            program awake while the engine works; otherwise it sleeps until the answers are there.
+        closed_loop: keep a request in flight for each of the N slots, the next one sent the moment one is answered, instead of rounds
+            in which all wait for the slowest. Only for 8 N prompts or more: at the end the slots run empty one after the other.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-    prompt: Name = "short"
+    prompt: Literal["short"] = "short"
+    prompt_text: Name | None = None
     identical: bool = False
     answer_tokens: Positive = 128
+    lengths: tuple[Positive, ...] = ()
     temperature: Annotated[float, Field(ge=0)] = 0.0
     seed: Annotated[int, Field(ge=0)] = 1
     cache_prompt: bool = False
+    stream: bool = False
+    closed_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +118,18 @@ class Protocol:
     Attributes:
         warmup_s: seconds of work at the condition's own batch before its window, on the same server.
         warmup_tokens: instead of `warmup_s`, one round of answers of this many tokens.
+        warm: `cold` leaves the warm-up out and lets the machine rest instead, with the server loaded and silent, so that
+            the window is the first work it does.
+        rest_s: how long it rests before a cold window.
         rounds: rounds of N requests in a window; `None` repeats them until `min_window_s`.
         min_window_s: shortest window where `rounds` is not given.
         passes: trips over all conditions.
-        order: of the conditions in each pass. `reversed` turns every second pass round, `balanced` draws
-            seeded orders in which each condition stands early as often as late, `as_given` repeats the suite's.
-        control: measure the first condition once more at the end of each pass.
+        order: of the conditions in each pass. With F for the suite's order and R for the same turned round: `balanced`
+            draws an order for each pair of passes and turns the second of the pair round, `reversed` is F R F R, `abba` is
+            F R R F, `interleaved` takes the rows of a Williams square and after each the same turned round, so that every
+            condition comes to stand at every place and after every other one, `as_given` is F F F F.
+        control: measure the first condition once more at the end of each pass; the default does so with `balanced`,
+            `abba` and `interleaved`.
         idle_s: seconds of idle power with a server loaded and silent, before and after; 0 leaves it out.
         rate_hz: how often the meter is read.
         ready_timeout_s: longest time a server may take to load.
@@ -121,10 +140,12 @@ class Protocol:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     warmup_s: Annotated[float, Field(ge=0)] | None = None
     warmup_tokens: Positive | None = None
+    warm: Literal["warm", "cold"] = "warm"
+    rest_s: Annotated[float, Field(ge=0)] = 60.0
     rounds: Positive | None = None
     min_window_s: PositiveSeconds = 10.0
     passes: Positive = 4
-    order: Literal["balanced", "reversed", "as_given"] = "balanced"
+    order: Order = "balanced"
     control: bool | None = None
     idle_s: Annotated[float, Field(ge=0)] = 10.0
     rate_hz: Annotated[float, Field(gt=0, le=100)] = 5.0
@@ -143,8 +164,8 @@ class Protocol:
 
     @property
     def control_repeat(self) -> bool:
-        """The control repeat is part of the balanced default and absent from the published, reversed protocol."""
-        return self.order == "balanced" if self.control is None else self.control
+        """The control repeat is absent from the published, reversed protocol, and from the suite's own order."""
+        return self.order not in ("reversed", "as_given") if self.control is None else self.control
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +186,22 @@ class Require:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateLimits:
-    """Thresholds of the gates, as shares unless the name has a unit. A looser one is printed beside the verdict."""
+    """Thresholds of the gates, as shares unless the name has a unit. A looser one is printed beside the verdict.
+
+    Attributes:
+        spread_flag_above: of the passes of a condition, and of a control repeat from its condition.
+        other_load_flag_above: CPU time of other programs, as a share of one core.
+        other_load_void_above: the same as a share of all cores. At a quarter of the machine the engine's threads are held up
+            as well, and the figures are wrong by factors; a suite whose work is all on a GPU may allow more.
+        drift_flag_above: change of energy per token from the first window to the last, if it is beyond chance.
+        run_order_flag_above: difference between earlier and later passes.
+        power_slope_flag_above: change of power within a window.
+        temperature_rise_flag_above_c: within a window, in kelvin.
+        power_limit_flag_above: share of a window's time that power stands at the machine's limit.
+        intercept_flag_above: energy beside the answers' tokens, as a share of the energy at the shortest answers.
+        swapped_flag_above_mib: memory moved to and from the disk in a window. Pages of sleeping programs come and go all
+            the time; a model that does not fit moves hundreds of MiB.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     batch_void_below: Share = 0.8
@@ -176,8 +212,17 @@ class GateLimits:
     counter_flag_above: Annotated[float, Field(gt=0)] = 0.05
     counter_void_above: Annotated[float, Field(gt=0)] = 0.25
     spread_flag_above: Annotated[float, Field(gt=0)] = 0.05
+    rest_flag_above: Annotated[float, Field(gt=0)] = 0.05
     client_cpu_flag_above: Annotated[float, Field(gt=0)] = 0.02
     other_load_flag_above: Annotated[float, Field(gt=0)] = 0.10
+    other_load_void_above: Annotated[float, Field(gt=0, le=1)] = 0.25
+    drift_flag_above: Annotated[float, Field(gt=0)] = 0.02
+    run_order_flag_above: Annotated[float, Field(gt=0)] = RUN_ORDER_ABOVE
+    power_slope_flag_above: Annotated[float, Field(gt=0)] = 0.02
+    temperature_rise_flag_above_c: Annotated[float, Field(gt=0)] = 3.0
+    power_limit_flag_above: Annotated[float, Field(gt=0, le=1)] = 0.5
+    intercept_flag_above: Annotated[float, Field(gt=0)] = 0.10
+    swapped_flag_above_mib: Annotated[float, Field(ge=0)] = 16.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +236,7 @@ class Setting:
     request: Request
     draft: Draft
     knobs: Mapping[str, Any]
+    protocol: Protocol = Protocol()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +278,7 @@ class Suite:
 
     def setting(self, condition: Condition) -> Setting:
         """The condition's values put in place of the suite's own."""
-        parts: dict[str, dict[str, Any]] = {"": {}, "server": {}, "request": {}, "draft": {}, "knobs": {}}
+        parts: dict[str, dict[str, Any]] = {section: {} for section in ("", *_SECTIONS, "knobs")}
         for axis, value in condition.items():
             parts[_section_of(axis)][axis] = value
         model = parts[""].get("model", self.model)
@@ -246,6 +292,7 @@ class Suite:
             request=dataclasses.replace(self.request, **parts["request"]),
             draft=dataclasses.replace(self.draft, **parts["draft"]),
             knobs={**self.knobs, **parts["knobs"]},
+            protocol=dataclasses.replace(self.protocol, **parts["protocol"]),
         )
 
     def record(self) -> dict[str, Any]:
@@ -256,8 +303,10 @@ class Suite:
         return plain
 
 
-_SECTIONS = {"server": Server, "request": Request, "draft": Draft}
+_SECTIONS = {"server": Server, "request": Request, "draft": Draft, "protocol": Protocol}
 _TOP_AXES = ("model", "format", "engine")
+_PROTOCOL_AXES = ("warm", "warmup_s", "warmup_tokens", "rest_s")
+"""The part of the protocol that may vary: how a window is come to. The rest is the same for a whole run."""
 
 
 def _fields(cls: type) -> tuple[str, ...]:
@@ -265,7 +314,7 @@ def _fields(cls: type) -> tuple[str, ...]:
 
 
 def _section_of(axis: str) -> str:
-    """The section an axis name belongs to: `server`, `request`, `draft`, `` for the suite itself, else `knobs`."""
+    """The section an axis name belongs to: a key of `_SECTIONS`, `` for the suite itself, else `knobs`."""
     if axis in _TOP_AXES:
         return ""
     return next((section for section, cls in _SECTIONS.items() if axis in _fields(cls)), "knobs")
@@ -477,12 +526,11 @@ def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
     data = document.data
     sections: dict[str, Sequence[str]] = {
         **{name: _fields(cls) for name, cls in _SECTIONS.items()},
-        "protocol": _fields(Protocol),
         "require": _fields(Require),
         "gates": _fields(GateLimits),
         "knobs": knobs,
     }
-    axes = (*_TOP_AXES, *_fields(Server), *_fields(Request), *_fields(Draft), *knobs)
+    axes = (*_TOP_AXES, *_fields(Server), *_fields(Request), *_fields(Draft), *_PROTOCOL_AXES, *knobs)
 
     def unknown(key: str, path: tuple[str, ...], known: Sequence[str], what: str) -> str:
         return (
@@ -593,8 +641,11 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
         yield f"{document.place(())}: model is missing: name one, or vary it"
         return
     protocol = suite.protocol
-    if protocol.warmup_s is not None and protocol.warmup_tokens is not None:
+    warmups = [suite.setting(condition).protocol for condition in suite.conditions]
+    if any(p.warmup_s is not None and p.warmup_tokens is not None for p in warmups):
         yield f"{document.place(('protocol', 'warmup_tokens'))}: warmup_s and warmup_tokens: give one of them"
+    if all(p.warm == "cold" for p in warmups) and (protocol.warmup_s is not None or protocol.warmup_tokens is not None):
+        yield f"{document.place(('protocol', 'warm'))}: protocol.warm: a cold window has no warm-up; remove the warm-up or this"
     gates = suite.gates
     if gates.batch_flag_below < gates.batch_void_below:
         yield f"{document.place(('gates',))}: gates: batch_flag_below must not be under batch_void_below"

@@ -221,6 +221,8 @@ class Row(_Metrics):
     window_s = _Figure()
     tokens = _Figure()
     prompt_tokens = _Figure()
+    time_to_first_token_s = _Figure()
+    inter_token_s = _Figure()
 
     def __repr__(self) -> str:
         return f"<row {label(self.condition)}>"
@@ -273,6 +275,8 @@ class Sweep(_Metrics):
     window_s = _ColumnOf()
     tokens = _ColumnOf()
     prompt_tokens = _ColumnOf()
+    time_to_first_token_s = _ColumnOf()
+    inter_token_s = _ColumnOf()
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -392,7 +396,7 @@ def _cell(condition: Condition, windows: list[Window], run: Run) -> Cell:
     half_width = max((math.sqrt(max(0.0, whole**2 - gain**2)) for whole, gain in shares), default=0.0)
     calibration = max((gain for _, gain in shares), default=0.0)
     flags = tuple(dict.fromkeys(reason for w in windows for reason in w.reasons))
-    undefined = {"net_energy_per_token_mj": _why_no_net(run.idle)}
+    undefined = {"net_energy_per_token_mj": _why_no_net(run.idle), **_why_no_times(windows)}
     return Cell(
         condition=condition,
         passes=figures,
@@ -412,3 +416,10 @@ def _why_no_net(idle: IdleBaseline | None) -> str:
     if idle is None:
         return "no idle baseline was measured"
     return f"the idle baseline ({idle.mean_w:.3g} W, standard deviation {idle.sd_w:.2g} W) cannot be subtracted"
+
+
+def _why_no_times(windows: Sequence[Window]) -> dict[str, str]:
+    whole = "the answers were not streamed; ask for it with request: {stream: true}"
+    streamed = all(answer.first_token_s is not None for window in windows for answer in window.requests)
+    single = "answers of one token have no time between tokens; raise answer_tokens" if streamed else whole
+    return {"time_to_first_token_s": whole, "inter_token_s": single}

@@ -145,4 +145,6 @@ def _consistent(mj: float, per_s: float, slots: int) -> dict[str, float]:
         "window_s": tokens / per_s,
         "tokens": tokens,
         "prompt_tokens": 16.0 * slots,
+        "time_to_first_token_s": 10.0 * slots / per_s,
+        "inter_token_s": slots / per_s,
     }

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from pytest_joules.cli import app, print_json
-from pytest_joules.cli.meters import LISTEN_HZ, LISTEN_S, listening, named, records, remarks, table
+from pytest_joules.cli.meters import LISTEN_HZ, LISTEN_S, folded, listening, named, records, remarks, table
 from pytest_joules.errors import JoulesError
 from pytest_joules.meters import Found
 from pytest_joules.words import one_line
@@ -58,7 +58,7 @@ def doctor(
     typer.echo("power sources")
     typer.echo(table(heard))
     for line in (*remarks(found, heard), *lines(facts)):
-        typer.echo(line)
+        typer.echo(folded(line))
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -90,7 +90,10 @@ def _asked(ask: Callable[[], Report]) -> Report:
 
 
 def _said(error: Exception) -> str:
-    return one_line(str(error) if isinstance(error, JoulesError) else f"{type(error).__name__}: {error}")
+    """What went wrong, in one line. Our own errors are told to the end, where their next step stands."""
+    return (
+        " ".join(str(error).split()) if isinstance(error, JoulesError) else one_line(f"{type(error).__name__}: {error}")
+    )
 
 
 def _sources() -> list[Found]:

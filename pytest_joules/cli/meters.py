@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,12 @@ LISTEN_S, LISTEN_HZ = 2.0, 20.0
 LIVE_HZ, LIVE_EVERY_S, LIVE_RECENT_S = 5.0, 1.0, 2.5
 NEARLY_EVERY = 0.8
 """When more than this share of the readings is new, a source changes at least as often as it was read."""
+
+WIDTH, HANGING = 80, 4
+"""Columns of a line for people, and how much further in it goes on below."""
+
+_WHOLE = re.compile(r"[A-Z_]+='[^']*' .*|(?:(?<!\w)'[^']*'(?!\w)|\S)+")
+"""What is not broken over lines, since it is meant to be copied: text in quotes, a command with a variable before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +79,7 @@ class Heard:
             "unit": rail.unit,
             "source": rail.source,
             "limit_w": rail.limit_w,
+            "calibration": rail.calibration,
             "readings": self.readings,
             "sampled_s": self.sampled_s,
             "refresh_s": self.refresh_s,
@@ -181,7 +189,7 @@ def meters(
     else:
         typer.echo(table(heard))
         for line in remarks(found, heard):
-            typer.echo(line)
+            typer.echo(folded(line))
 
 
 def named(wanted: Sequence[str] | None) -> list[Found]:
@@ -243,7 +251,21 @@ def remarks(found: Sequence[Found], heard: Heards) -> Iterator[str]:
         yield "not usable here:"
     for one in absent:
         cause = _cause(one).removeprefix(f"meter {one.source}: ")
-        yield f"  {one.source}: {cause}" + (f" -> {one_line(one.next_step)}" if one.next_step else "")
+        # A next step that ends in the middle is none, however long it is.
+        yield f"  {one.source}: {cause}" + (f" -> {' '.join(one.next_step.split())}" if one.next_step else "")
+
+
+def folded(line: str) -> str:
+    """A line of words for a terminal: what goes over `WIDTH` columns stands below it, further in."""
+    start = line[: len(line) - len(line.lstrip())]
+    rows: list[str] = []
+    row = start
+    for piece in _WHOLE.findall(line):
+        if row.strip() and len(row) + 1 + len(piece) > WIDTH:
+            rows.append(row)
+            row = start + " " * HANGING
+        row += f" {piece}" if row.strip() else piece
+    return "\n".join([*rows, row])
 
 
 def _cause(found: Found) -> str:

@@ -51,6 +51,32 @@ class Round:
     end_mono: float
     answers: tuple[RequestRecord, ...]
 
+    @property
+    def release_spread_s(self) -> float:
+        """Seconds from the first request sent to the last of those that were to be sent together: the first one of each slot."""
+        first: dict[int, float] = {}
+        for answer in self.answers:
+            first[answer.slot] = min(answer.sent_s, first.get(answer.slot, answer.sent_s))
+        return max(first.values()) - min(first.values()) if first else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop(Round):
+    """Requests of which N were in flight at any time, the next one sent the moment one was answered, until all were answered.
+
+    `answers` are in the order of the prompts.
+
+    Attributes:
+        drain_s: how long before `end_mono` the first of the N stood idle with nothing left to send. The batch is no longer
+            full from there on.
+        exact: every answer was to be exactly as long as asked; otherwise that was the most, and the model could end earlier.
+        texts: what was answered, in the order of the prompts.
+    """
+
+    drain_s: float
+    exact: bool
+    texts: tuple[str, ...]
+
 
 class Server(Protocol):
     """A model ready to answer, started for one condition."""
@@ -81,6 +107,18 @@ class Server(Protocol):
 
     def run_round(self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int = 0) -> Round:
         """Release the requests at one instant and wait for all answers. Raises `EngineError` when any of them fails."""
+        ...
+
+    def run_closed_loop(
+        self, prompts: Sequence[Sequence[int]], answer_tokens: int, *, stream: bool | None = None, exact: bool = True
+    ) -> ClosedLoop:
+        """Keep `slots` requests in flight until all prompts are answered. Raises `EngineError` when any of them fails.
+
+        Args:
+            answer_tokens: length of each answer; the most it may have unless `exact`.
+            stream: have the tokens sent one by one; `None` does as the setting says.
+            exact: the model cannot end an answer by itself.
+        """
         ...
 
     def counters(self) -> Counters | None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import select
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from pytest_joules.engines import _guard
+from pytest_joules import guard
 from pytest_joules.errors import EngineError
 from pytest_joules.words import one_line
 
@@ -39,13 +37,13 @@ class GuardedProcess:
         with log_path.open("wb") as log:
             # A session of its own: Ctrl-C in the terminal is for pytest, which then ends this in order.
             self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", _guard.__file__, str(GRACE_S), *command],
+                guard.command_line(GRACE_S, 1, command),
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=dict(environment), start_new_session=True,
             )  # fmt: skip
-        first = json.loads(self._line(timeout_s=30.0) or "{}")
+        first = self._told(timeout_s=30.0)
         if not first.get("pid"):
             self.stop()
-            raise EngineError(f"cannot start {first.get('error', command[0])}")
+            raise EngineError(f"cannot start {command[0]}: {first.get('error', 'its guard does not answer')}")
         self.pid: int = first["pid"]
 
     @property
@@ -92,8 +90,7 @@ class GuardedProcess:
 
     def _finish(self, timeout_s: float) -> None:
         if self._ended is None and self._guard.stdout and not self._guard.stdout.closed:
-            line = self._line(timeout_s)
-            self._ended = json.loads(line) if line else {}
+            self._ended = self._told(timeout_s)
         try:
             self._guard.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -103,12 +100,5 @@ class GuardedProcess:
     def _readable(self, timeout_s: float) -> bool:
         return bool(self._guard.stdout and select.select([self._guard.stdout], [], [], timeout_s)[0])
 
-    def _line(self, timeout_s: float) -> bytes:
-        deadline = time.monotonic() + timeout_s
-        line = b""
-        while not line.endswith(b"\n") and self._readable(max(0.0, deadline - time.monotonic())):
-            chunk = os.read(self._guard.stdout.fileno(), 1) if self._guard.stdout else b""
-            if not chunk:
-                break
-            line += chunk
-        return line
+    def _told(self, timeout_s: float) -> dict[str, Any]:
+        return guard.told(self._guard.stdout.fileno(), timeout_s) if self._guard.stdout else {}

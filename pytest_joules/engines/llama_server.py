@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -16,14 +17,16 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 
 from pytest_joules import machine
-from pytest_joules.engines import Counters, Round
+from pytest_joules.engines import ClosedLoop, Counters, Round
 from pytest_joules.engines._process import GuardedProcess
 from pytest_joules.errors import EngineError, Unmeasured
 from pytest_joules.models import ModelFile
@@ -51,6 +54,22 @@ _OTHERS_S = 1.0
 _FITTED = re.compile(r"(?:params_fit|fit_params)\w*: (?:.*reduced from|set to use) .*")
 _DRAFT_REFUSED = re.compile(r".*(?:draft model .*must .*match|failed to load draft model|draft model .*incompatible).*")
 _PORT_TAKEN = re.compile(r"couldn.t bind|address already in use|failed to bind", re.IGNORECASE)
+_NO_GPU = "no usable GPU found"
+_VERBOSE_LEVEL = re.compile(r"^\s*- (\d): trace", re.MULTILINE)
+"""The level of builds that print what the library says about offloading only there. Older ones print it anyway, and the same number
+would have them log every token."""
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_MEMORY = re.compile(
+    r"out of (?:device )?memory|failed to allocate|unable to allocate|bad_alloc|OutOfDeviceMemory", re.IGNORECASE
+)
+_MEMORY_STEP = "lower parallel or context_per_slot, take a smaller model, or free memory"
+_NEXT_STEPS = (
+    (re.compile(r"\(SIGILL\)"), "it was likely built for another processor: build it here, or name another with --joules-server"),
+    (_MEMORY, _MEMORY_STEP),
+    (re.compile(r"\(SIGKILL\)|exit code 137"), f"likely killed because memory ran out: {_MEMORY_STEP}"),
+    (re.compile(r"failed to load model|error loading model|invalid magic", re.IGNORECASE), "check the model file, or use a build that knows it"),
+)  # fmt: skip
+_OTHER_STEP = "try another build with --joules-server"
 _T = TypeVar("_T")
 
 
@@ -136,9 +155,14 @@ class LlamaServerEngine:
         return self._ask("--version")
 
     @functools.cached_property
+    def help(self) -> str:
+        """What `--help` says."""
+        return self._ask("--help")
+
+    @functools.cached_property
     def flags(self) -> frozenset[str]:
         """What this build can be told."""
-        text = self._ask("--help")
+        text = self.help
         flags = parse_flags(text)
         if "--port" not in flags:
             raise EngineError(
@@ -247,6 +271,7 @@ class LlamaServerEngine:
             ("--ubatch-size", str(server.ubatch_tokens)),
             ("--metrics",),
             ("--offline",),
+            *((("--verbosity", level[1]),) if (level := _VERBOSE_LEVEL.search(self.help)) else ()),
             ("--no-ui",) if "--no-ui" in self.flags else ("--no-webui",),
         ]
         if not setting.request.cache_prompt:
@@ -305,19 +330,25 @@ class LlamaServer:
         slots = _count(props.get("total_slots"))
         context = _count(settings.get("n_ctx")) if isinstance(settings, dict) else None
         if slots != asked.parallel:
-            raise EngineError(f"llama-server runs {slots} slots, {asked.parallel} were asked for; nothing was measured")
+            raise EngineError(
+                f"llama-server runs {slots} slots, {asked.parallel} were asked for; nothing was measured; {_OTHER_STEP}"
+            )
         if context is None:
             self.deviations.append("this llama-server does not say what context a slot has, which could not be checked")
         elif context < asked.context_per_slot:
             raise EngineError(
-                f"llama-server gives {context} tokens of context per slot, {asked.context_per_slot} were asked for"
+                f"llama-server gives {context} tokens of context per slot, {asked.context_per_slot} were asked for; "
+                "ask for what the model was made for, or for fewer slots"
             )
         elif context > padded(asked.context_per_slot):
             self.deviations.append(f"a slot has {context} tokens of context, {asked.context_per_slot} were asked for")
         log = self._process.log_text()
         path = props.get("model_path")
         if isinstance(path, str) and path and Path(path).name != model.path.name:
-            raise EngineError(f"llama-server has loaded {Path(path).name}, {model.path.name} was asked for")
+            raise EngineError(
+                f"llama-server has loaded {Path(path).name}, {model.path.name} was asked for; name the program itself, no wrapper, "
+                "with --joules-server"
+            )
         self.facts |= {
             "slots": slots,
             "context_per_slot": context,
@@ -325,6 +356,10 @@ class LlamaServer:
             **_from_log(log),
         }
         offloaded, layers = self.facts.get("offloaded_layers"), self.facts.get("layers")
+        if _NO_GPU in log and asked.gpu_layers == "all":
+            # On such a machine all layers that can be on a GPU are: none. The figures are of the CPU, which must be said.
+            self.deviations.append("no GPU: all layers ran on the CPU")
+            layers = offloaded
         wanted = layers if asked.gpu_layers == "all" else min(asked.gpu_layers, layers or asked.gpu_layers)
         if offloaded is not None and wanted is not None and offloaded < wanted:
             raise EngineError(
@@ -336,7 +371,9 @@ class LlamaServer:
                 f"llama-server changed what was asked for to fit the memory ({one_line(fitted.group())}); ask for less, or free memory"
             )
         if self._setting.draft.draft_model and (refused := _DRAFT_REFUSED.search(log)):
-            raise EngineError(f"llama-server does not use the draft model: {one_line(refused.group())}")
+            raise EngineError(
+                f"llama-server does not use the draft model: {one_line(refused.group())}; name one with the same vocabulary"
+            )
 
     def prompts(self, text: str, count: int, first: int = 0, *, identical: bool = False) -> list[list[int]]:
         """Prompts as token ids, equally long, distinct unless `identical`."""
@@ -346,16 +383,31 @@ class LlamaServer:
 
     def run_round(self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int = 0) -> Round:
         """Release all requests at one instant and wait for all the answers."""
+        stream = self._setting.request.stream
+        return self._connection.round(self._payloads(prompts, answer_tokens, stream), round_index, stream=stream)
+
+    def run_closed_loop(
+        self, prompts: Sequence[Sequence[int]], answer_tokens: int, *, stream: bool | None = None, exact: bool = True
+    ) -> ClosedLoop:
+        """Keep a request in flight for each slot until all prompts are answered."""
+        streamed = self._setting.request.stream if stream is None else stream
+        payloads = self._payloads(prompts, answer_tokens, streamed, exact=exact)
+        return self._connection.closed_loop(payloads, self.slots, stream=streamed, exact=exact)
+
+    def _payloads(
+        self, prompts: Sequence[Sequence[int]], answer_tokens: int, stream: bool, *, exact: bool = True
+    ) -> list[bytes]:
+        """Bodies of requests, ready to be sent: to write out a long prompt takes a millisecond, in which the others would wait."""
         request = self._setting.request
         body = {
             "n_predict": answer_tokens,
-            "ignore_eos": True,
+            "ignore_eos": exact,
             "temperature": request.temperature,
             "seed": request.seed,
             "cache_prompt": request.cache_prompt,
-            "stream": False,
+            "stream": stream,
         }
-        return self._connection.round([{**body, "prompt": list(prompt)} for prompt in prompts], round_index)
+        return [json.dumps({**body, "prompt": list(prompt)}).encode() for prompt in prompts]
 
     def complete(self, prompt: str, answer_tokens: int = 64) -> str:
         """The text of one greedy answer of exactly `answer_tokens` tokens."""
@@ -413,35 +465,41 @@ class _Connection:
             await self._session.close()
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait for /health to say 200, watching the process.
+        """Wait until it serves, watching the process.
 
         Raises:
             EngineError: it ended, or was not ready in time.
         """
         deadline = time.monotonic() + timeout_s
-        said = "nothing"
         while True:
             if not self._process.running():
-                raise EngineError(f"llama-server ended while loading: {self._process.how_it_ended()}")
-            try:
-                left_s = max(0.1, deadline - time.monotonic())
-                status, text = self._run(self._ask("GET", "/health", None, min(_POLL_S, left_s)))
-                if status == 200 and self._process.running():
-                    return
-                said = f"{status} {one_line(text, 120)}"
-            except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                said = type(error).__name__
-            if time.monotonic() > deadline:
+                raise EngineError(f"llama-server ended while loading: {_end_of(self._process)}")
+            refusal = self._refusal(max(0.1, deadline - time.monotonic()))
+            if not refusal and self._process.running():
+                return
+            if refusal and time.monotonic() > deadline:
                 raise EngineError(
-                    f"llama-server was not ready within {timeout_s:.0f} s (/health: {said}); raise ready_timeout_s, or see its log: {self._process.log_tail()}"
+                    f"llama-server was not ready within {timeout_s:.0f} s ({refusal}); raise ready_timeout_s, or see its log: {self._process.log_tail()}"
                 )
             time.sleep(0.05)
+
+    def _refusal(self, left_s: float) -> str:
+        """Why it does not serve yet; empty when it does."""
+        # Some builds go on refusing work as loading after /health has said 200.
+        for path in ("/health", "/props"):
+            try:
+                status, text = self._run(self._ask("GET", path, None, min(_POLL_S, left_s)))
+            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                return f"{path}: {type(error).__name__}"
+            if status == 503 or (path == "/health" and status != 200):
+                return f"{path}: {status} {one_line(text, 120)}"
+        return ""
 
     def get_text(self, path: str) -> str:
         """Body of a GET; raises `EngineError` unless the status is 200."""
         status, text = self._guarded(self._ask("GET", path, None, _SHORT_S), _SHORT_S)
         if status != 200:
-            raise EngineError(f"llama-server: GET {path}: status {status}: {one_line(text)}")
+            raise EngineError(f"llama-server: GET {path}: status {status}: {one_line(text)}; {_OTHER_STEP}")
         return text
 
     def get_json(self, path: str) -> dict[str, Any]:
@@ -450,71 +508,144 @@ class _Connection:
 
     def post_json(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """JSON object of a POST; an error object raises whatever the status."""
-        return _object(*self._guarded(self._ask("POST", path, body, self._timeout_s), self._timeout_s))
+        asked = self._ask("POST", path, json.dumps(body).encode(), self._timeout_s)
+        return _object(*self._guarded(asked, self._timeout_s))
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, with the model's own tokenizer and its opening token."""
         tokens = self.post_json("/tokenize", {"content": text, "add_special": True}).get("tokens")
         if not isinstance(tokens, list) or not tokens:
-            raise EngineError("llama-server: /tokenize gave no tokens")
+            raise EngineError(f"llama-server: /tokenize gave no tokens; {_OTHER_STEP}")
         return tokens
 
-    def round(self, bodies: Sequence[Mapping[str, Any]], round_index: int) -> Round:
-        """Send all bodies to /completion at one instant."""
-        return self._guarded(self._round(bodies, round_index), self._timeout_s)
+    def round(self, payloads: Sequence[bytes], round_index: int, *, stream: bool) -> Round:
+        """Send all to /completion at one instant."""
+        return self._guarded(self._round(payloads, round_index, stream), self._timeout_s)
 
-    async def _round(self, bodies: Sequence[Mapping[str, Any]], round_index: int) -> Round:
-        release = asyncio.Event()
-        start = 0.0
+    def closed_loop(self, payloads: Sequence[bytes], slots: int, *, stream: bool, exact: bool) -> ClosedLoop:
+        """Send `slots` of them to /completion at one instant, and the next one whenever one is answered."""
+        return self._guarded(self._closed_loop(payloads, slots, stream, exact), self._timeout_s)
 
-        async def one(slot: int, body: Mapping[str, Any]) -> RequestRecord:
-            await release.wait()
-            sent = time.monotonic()
-            status, text = await self._ask("POST", "/completion", body, self._timeout_s)
-            received = time.monotonic()
-            return _answer(_object(status, text), slot, round_index, sent - start, received - start)
+    async def _round(self, payloads: Sequence[bytes], round_index: int, stream: bool) -> Round:
+        release = _Release()
 
-        tasks = [asyncio.create_task(one(slot, body)) for slot, body in enumerate(bodies)]
+        async def one(slot: int, payload: bytes) -> RequestRecord:
+            start = await release.wait()
+            return (await self._complete(payload, stream, start, slot, round_index))[0]
+
+        work = [one(slot, payload) for slot, payload in enumerate(payloads)]
+        answers = await self._together(work, release, len(payloads))
+        return Round(release.mono, time.monotonic(), tuple(answers))
+
+    async def _closed_loop(self, payloads: Sequence[bytes], slots: int, stream: bool, exact: bool) -> ClosedLoop:
+        release = _Release()
+        queue = deque(enumerate(payloads))
+        found: dict[int, tuple[RequestRecord, str]] = {}
+        idle: list[float] = []
+
+        async def worker(slot: int) -> None:
+            start = await release.wait()
+            position = 0
+            while queue:
+                index, payload = queue.popleft()
+                found[index] = await self._complete(payload, stream, start, slot, position)
+                position += 1
+            idle.append(time.monotonic())
+
+        await self._together([worker(slot) for slot in range(slots)], release, len(payloads), queue.clear)
+        end = time.monotonic()
+        in_order = [found[index] for index in range(len(payloads))]
+        answers, texts = tuple(answer for answer, _ in in_order), tuple(text for _, text in in_order)
+        return ClosedLoop(release.mono, end, answers, drain_s=end - idle[0], exact=exact, texts=texts)
+
+    async def _together(
+        self, work: Sequence[Coroutine[Any, Any, _T]], release: _Release, requests: int, give_up: Callable[[], None] | None = None
+    ) -> list[_T]:  # fmt: skip
+        """Release all at one instant and wait for all, or for the first that fails; `give_up` is called then."""
+        tasks = [asyncio.create_task(one) for one in work]
         watch = asyncio.create_task(self._watch())
         await asyncio.sleep(0)
-        start = time.monotonic()
-        release.set()
+        release.now()
         try:
             waiting: set[asyncio.Task[Any]] = set(tasks)
             while waiting:
                 done, _ = await asyncio.wait({*waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
                 error = next((task.exception() for task in done & waiting if task.exception()), None)
                 if isinstance(error, EngineError):
+                    if give_up:
+                        give_up()
                     await asyncio.wait(tasks, timeout=_OTHERS_S)
                     failed = sum(task.done() and task.exception() is not None for task in tasks)
-                    raise EngineError(f"{failed} of {len(tasks)} requests failed: {error}")
+                    raise EngineError(f"{failed} of {requests} requests failed: {error}")
                 if error is not None:
                     raise error
                 if watch in done:
                     raise _Ended
                 waiting -= done
-            end = time.monotonic()
         finally:
             for task in (*tasks, watch):
                 task.cancel()
             await asyncio.gather(*tasks, watch, return_exceptions=True)
-        return Round(start, end, tuple(task.result() for task in tasks))
+        return [task.result() for task in tasks]
+
+    async def _complete(
+        self, payload: bytes, stream: bool, start: float, slot: int, round_index: int
+    ) -> tuple[RequestRecord, str]:
+        """One answer: its counts, with times since `start`, and its text."""
+        sent = time.monotonic()
+        if stream:
+            streamed = _read(await self._events(payload))
+            received = time.monotonic()
+            answer = _answer(streamed.final, slot, round_index, sent - start, received - start)
+            return _timed(answer, streamed, start), streamed.text
+        status, text = await self._ask("POST", "/completion", payload, self._timeout_s)
+        received = time.monotonic()
+        body = _object(status, text)
+        return _answer(body, slot, round_index, sent - start, received - start), str(body.get("content") or "")
+
+    async def _events(self, payload: bytes) -> list[tuple[float, bytes]]:
+        """Every event of a streamed answer with the time at which it had arrived.
+
+        They are looked into when all are there: what is done in between keeps the CPU awake beside the engine.
+        """
+        events: list[tuple[float, bytes]] = []
+        async with self._request("POST", "/completion", payload, self._timeout_s) as response:
+            if response.status != 200 or response.content_type != "text/event-stream":
+                _object(response.status, (await response.read()).decode("utf-8", errors="replace"))
+                raise EngineError(
+                    f"llama-server: a stream was asked for and the answer came whole; leave out stream: true, or {_OTHER_STEP}"
+                )
+            pending = b""
+            async for part in response.content.iter_any():
+                arrived = time.monotonic()
+                # The last piece has not come to its end yet.
+                *whole, pending = _EVENT_END.split(pending + part)
+                events += [(arrived, event) for event in whole]
+        return events
 
     async def _watch(self) -> None:
         """Returns when the process has ended, which a hanging connection would not show."""
         while self._process.running():
             await asyncio.sleep(0.25)
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> tuple[int, str]:
+    async def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, str]:
+        async with self._request(method, path, body, timeout_s) as response:
+            # Models give bytes that are no UTF-8; the counts stand beside them all the same.
+            return response.status, (await response.read()).decode("utf-8", errors="replace")
+
+    @contextlib.asynccontextmanager
+    async def _request(
+        self, method: str, path: str, body: bytes | None, timeout_s: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
             # No limit: N requests must not wait for each other in the client.
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self._session.request(
-            method, self._base + path, json=body, headers=self._headers, timeout=timeout
+            method, self._base + path, data=body, headers=headers, timeout=timeout
         ) as response:
-            # Models give bytes that are no UTF-8; the counts stand beside them all the same.
-            return response.status, (await response.read()).decode("utf-8", errors="replace")
+            yield response
 
     def _guarded(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
         """The result, with failures of the connection told as what became of the server."""
@@ -526,13 +657,15 @@ class _Connection:
             while self._process.running() and time.monotonic() < deadline:
                 time.sleep(0.05)
             if not self._process.running():
-                raise EngineError(f"llama-server died in mid-work: {self._process.how_it_ended()}") from None
+                raise EngineError(f"llama-server died in mid-work: {_end_of(self._process)}") from None
             raise EngineError(
-                f"llama-server dropped a request: {type(error).__name__}: {error}; its log ends: {self._process.log_tail()}"
+                f"llama-server dropped a request: {type(error).__name__}: {error}; run again, or {_OTHER_STEP}; "
+                f"its log ends: {self._process.log_tail()}"
             ) from None
         except TimeoutError:
             raise EngineError(
-                f"llama-server gave no answer within {timeout_s:.0f} s; its log ends: {self._process.log_tail()}"
+                f"llama-server gave no answer within {timeout_s:.0f} s; ask for shorter answers, or raise request_timeout_s; "
+                f"its log ends: {self._process.log_tail()}"
             ) from None
 
     def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -541,6 +674,42 @@ class _Connection:
 
 class _Ended(Exception):
     """The process ended while requests were under way."""
+
+
+class _Release:
+    """The instant at which requests may be sent."""
+
+    def __init__(self) -> None:
+        self.mono = 0.0
+        self._event = asyncio.Event()
+
+    def now(self) -> None:
+        """It has come."""
+        self.mono = time.monotonic()
+        self._event.set()
+
+    async def wait(self) -> float:
+        """Wait for it; returns when it was."""
+        await self._event.wait()
+        return self.mono
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """How many tokens of an answer had been seen at a time."""
+
+    mono: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    """A streamed answer: its final event and when that came, its text, and when its tokens came."""
+
+    final: Mapping[str, Any]
+    end_mono: float
+    text: str
+    arrivals: tuple[_Arrival, ...]
 
 
 def free_port() -> int:
@@ -567,7 +736,18 @@ def _from_log(text: str) -> dict[str, Any]:
     match = re.search(r"offloaded (\d+)/(\d+) layers to GPU", text)
     if match:
         return {"offloaded_layers": int(match[1]), "layers": int(match[2])}
-    return {"offloaded_layers": 0} if "no usable GPU found" in text else {}
+    return {"offloaded_layers": 0} if _NO_GPU in text else {}
+
+
+def _end_of(process: GuardedProcess) -> str:
+    """How a program ended, and what to do about it."""
+    how = process.how_it_ended()
+    return f"{how}; {_next_step(how)}"
+
+
+def _next_step(text: str) -> str:
+    """What to do about a fault of the server that tells itself in these words."""
+    return next((step for cause, step in _NEXT_STEPS if cause.search(text)), _OTHER_STEP)
 
 
 def padded(context_per_slot: int) -> int:
@@ -591,13 +771,79 @@ def _object(status: int, text: str) -> dict[str, Any]:
         kind, message = (
             (error.get("type", "error"), error.get("message", "")) if isinstance(error, dict) else ("error", str(error))
         )
-        hint = "; raise context_per_slot, or ask for fewer slots" if "context" in f"{kind} {message}".lower() else ""
-        raise EngineError(f"llama-server refused a request (status {status}, {kind}): {one_line(str(message))}{hint}")
+        about_context = "context" in f"{kind} {message}".lower()
+        step = "raise context_per_slot, or ask for fewer slots" if about_context else _next_step(str(message))
+        raise EngineError(f"llama-server refused a request (status {status}, {kind}): {one_line(str(message))}; {step}")
     if status != 200 or not isinstance(record, dict):
         raise EngineError(
-            f"llama-server: status {status} with a body that is no JSON object: {one_line(text, 120) or '(empty)'}"
+            f"llama-server: status {status} with a body that is no JSON object: {one_line(text, 120) or '(empty)'}; {_OTHER_STEP}"
         )
     return record
+
+
+def _read(events: Sequence[tuple[float, bytes]]) -> _Streamed:
+    """A streamed answer from its events and the times at which they arrived.
+
+    Raises:
+        EngineError: an event is an error or no JSON object, or the final one is missing.
+    """
+    texts: list[str] = []
+    arrivals: list[_Arrival] = []
+    for mono, event in events:
+        lines = re.split(r"\r?\n", event.decode("utf-8", errors="replace"))
+        # Older builds send an error in a field of that name.
+        for line in lines:
+            if line.startswith("error:"):
+                _object(200, f'{{"error": {line.removeprefix("error:")}}}')
+        data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
+        if not data or data == "[DONE]":
+            continue
+        part = _object(200, data)
+        text = str(part.get("content") or "")
+        texts.append(text)
+        if part.get("stop") is True:
+            return _Streamed(part, mono, "".join(texts), tuple(arrivals))
+        seen = arrivals[-1].tokens if arrivals else 0
+        tokens = _count(part.get("tokens_predicted"))
+        tokens = seen + bool(text) if tokens is None else tokens
+        if tokens > seen:
+            arrivals.append(_Arrival(mono, tokens))
+    tokens = arrivals[-1].tokens if arrivals else 0
+    raise EngineError(
+        f"llama-server: a stream was cut off before its final event, after {tokens} tokens; run again, or {_OTHER_STEP}"
+    )
+
+
+def _timed(answer: RequestRecord, streamed: _Streamed, start: float) -> RequestRecord:
+    """The answer with the times of its tokens: the first since `start`, and from each to the next.
+
+    Tokens that came together, drafted ones or the parts of one character, share the time since those before them.
+    """
+    arrivals = list(streamed.arrivals)
+    if answer.predicted_n > (arrivals[-1].tokens if arrivals else 0):
+        arrivals.append(_Arrival(streamed.end_mono, answer.predicted_n))
+    if not arrivals:
+        return answer
+    gaps = []
+    for earlier, later in itertools.pairwise(arrivals):
+        count = later.tokens - earlier.tokens
+        gaps.append(((later.mono - earlier.mono) / count, count))
+    return replace(
+        answer,
+        first_token_s=round(arrivals[0].mono - start, 6),
+        inter_token_median_s=_not_exceeded(gaps, 0.5),
+        inter_token_p99_s=_not_exceeded(gaps, 0.99),
+    )
+
+
+def _not_exceeded(gaps: Sequence[tuple[float, int]], share: float) -> float | None:
+    """The seconds that a share of the gaps does not exceed, each given with how often it occurs; `None` without gaps."""
+    needed = share * sum(count for _, count in gaps)
+    for seconds, count in sorted(gaps):
+        needed -= count
+        if needed <= 0:
+            return round(seconds, 6)
+    return None
 
 
 def _answer(body: Mapping[str, Any], slot: int, round_index: int, sent_s: float, received_s: float) -> RequestRecord:

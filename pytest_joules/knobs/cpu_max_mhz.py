@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 from pytest_joules.errors import Unmeasured, UsageError
 from pytest_joules.knobs._files import held_files
+from pytest_joules.places import root
 
 NAME = "cpu_max_mhz"
 
@@ -21,10 +20,8 @@ def held(value: object) -> AbstractContextManager[None]:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise UsageError(f"knob {NAME}: expected a clock in MHz, not {value!r}")
-    root = Path(os.environ.get("JOULES_SYSFS_ROOT", "/sys"))
-    files = sorted(root.glob("devices/system/cpu/cpufreq/policy*/scaling_max_freq"))
+    folder = root() / "devices" / "system" / "cpu" / "cpufreq"
+    files = sorted(folder.glob("policy*/scaling_max_freq"))
     if not files:
-        raise Unmeasured(
-            f"knob {NAME}: this machine has no cpufreq ({root}/devices/system/cpu/cpufreq is empty), so its clock cannot be capped"
-        )
+        raise Unmeasured(f"knob {NAME}: this machine has no cpufreq ({folder} is empty), so its clock cannot be capped")
     return held_files(NAME, {path: str(round(value * 1000)) for path in files})

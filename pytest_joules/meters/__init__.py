@@ -12,6 +12,7 @@ stood behind a colon in `--joules-meter NAME:ARGUMENT`. Nothing else has to be t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -332,6 +333,8 @@ def _by_scope(meter: Meter, scope: Scope | None, only: str = "") -> list[Chosen]
 _SCOPE_ORDER: dict[Scope, int] = {"gpu": 0, "gpu+chip": 1, "chip": 2, "board": 3, "wall": 4}
 
 
-def _rank(chosen: Chosen) -> tuple[bool, bool, int, int]:
+def _rank(chosen: Chosen) -> tuple[bool, bool, int, int, float]:
     reads_gpu = "gpu" in chosen.covers
-    return (chosen.basis != "measured", not reads_gpu, _SCOPE_ORDER[chosen.scope], -len(chosen.covers))
+    # Last, the one that speaks more often: firmware's own counter before a battery's gauge.
+    slowest_s = max(rail.refresh_s or math.inf for rail in chosen.rails)
+    return (chosen.basis != "measured", not reads_gpu, _SCOPE_ORDER[chosen.scope], -len(chosen.covers), slowest_s)

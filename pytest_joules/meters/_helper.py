@@ -1,8 +1,8 @@
 """Running another program that prints readings line by line, and being rid of it afterwards.
 
-The program runs in its own session: an interrupt typed at the terminal does not reach it, it cannot ask a question
-there, and it can be ended together with everything it started. It has no standard input. When this process dies
-without a word, its pipe closes and the program ends at its next line.
+The program runs under the guard of `pytest_joules.guard`, which ends it together with everything it started, also when
+this process is killed without a word and the program never prints again. It has a session of its own: an interrupt typed
+at the terminal does not reach it, and it cannot ask a question there. It has no standard input.
 """
 
 from __future__ import annotations
@@ -17,12 +17,19 @@ import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from pytest_joules import guard
 from pytest_joules.errors import MeterError
 from pytest_joules.words import one_line
 
-REAP_S = 2.0
-"""How long to wait for a killed program to be gone."""
+GRACE_S = 0.5
+"""How long a program may take to end itself before it is killed."""
+
+REAP_S = GRACE_S + 1.5
+"""How long to wait until a program that was told to end is gone."""
+
+_START_S = 30.0
 
 _CHUNK_BYTES = 65536
 _LONGEST_LINE_BYTES = 1 << 20
@@ -39,6 +46,9 @@ class Line:
 class Helper:
     """A running program whose standard output is read by the line.
 
+    Attributes:
+        pid: of the program itself, which leads a process group of its own.
+
     Raises:
         MeterError: the program cannot be started.
     """
@@ -47,24 +57,28 @@ class Helper:
         self._name = os.path.basename(argv[0])  # noqa: PTH119  (a name on PATH is no path)
         self._out, out_end = os.pipe()
         self._err, err_end = os.pipe()
+        self._tell, tell_end = os.pipe()
         self._woken, self._wake = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.DEVNULL,
+            process = subprocess.Popen(
+                guard.command_line(GRACE_S, tell_end, argv),
+                stdin=subprocess.PIPE,
                 stdout=out_end,
                 stderr=err_end,
+                pass_fds=(tell_end,),
                 env=environment(),
                 start_new_session=True,
             )
-        except OSError as error:
-            for end in (self._out, self._err, self._woken, self._wake):
-                os.close(end)
-            raise MeterError(f"{argv[0]} cannot be run: {error.strerror or error}") from error
         finally:
-            os.close(out_end)
-            os.close(err_end)
-        self._kill = weakref.finalize(self, _kill, self._process)
+            for end in (out_end, err_end, tell_end):
+                os.close(end)
+        first = guard.told(self._tell, _START_S)
+        if not first.get("pid"):
+            _end(process, None)
+            self._close_pipes()
+            raise MeterError(f"{argv[0]} cannot be run: {first.get('error', 'its guard does not answer')}")
+        self.pid: int = first["pid"]
+        self._kill = weakref.finalize(self, _end, process, self.pid)
         self._selector = selectors.DefaultSelector()
         for end in (self._out, self._err, self._woken):
             os.set_blocking(end, False)
@@ -72,6 +86,7 @@ class Helper:
         self._rest, self._last_words = b"", b""
         self._arrived: list[Line] = []
         self._ended = False
+        self._how: dict[str, Any] | None = None
         self._closed = threading.Event()
         self._reading = threading.Lock()
 
@@ -108,8 +123,11 @@ class Helper:
         os.write(self._wake, b"x")
         with self._reading:
             self._selector.close()
-            for end in (self._out, self._err, self._woken, self._wake):
-                os.close(end)
+            self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        for end in (self._out, self._err, self._tell, self._woken, self._wake):
+            os.close(end)
 
     def _drain(self, end: int) -> None:
         """Take in what one pipe holds."""
@@ -132,17 +150,16 @@ class Helper:
             self._ended = self._ended or end == self._out
 
     def _how_it_ended(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(REAP_S)
+        if self._how is None:
+            self._how = guard.told(self._tell, REAP_S)
         with contextlib.suppress(OSError):
             self._last_words += os.read(self._err, _CHUNK_BYTES)
-        code = self._process.returncode
-        if code is None:
-            how = "closed its output"
-        elif code < 0:
-            how = f"was killed by signal {-code}"
+        if self._how.get("signal"):
+            how = f"was killed by signal {self._how['signal']}"
+        elif self._how.get("exit") is not None:
+            how = f"ended with exit code {self._how['exit']}"
         else:
-            how = f"ended with exit code {code}"
+            how = "closed its output"
         words = [line for line in self._last_words.decode("utf-8", errors="replace").splitlines() if line.strip()]
         return f"{self._name} {how}" + (f": {one_line(words[-1])}" if words else "")
 
@@ -170,11 +187,15 @@ def ask(argv: Sequence[str], timeout_s: float) -> str | None:
     return one_line(printed[0]) or None
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program's whole process group and reap the program."""
-    if process.poll() is None:
+def _end(process: subprocess.Popen[bytes], group: int | None) -> None:
+    """Have the guard end its program with everything it started, and reap the guard."""
+    with contextlib.suppress(OSError):
+        if process.stdin:
+            process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(REAP_S)
+    # Only a guard that did not come to its own end leaves this to do: after one that did, the number may be another's.
+    if process.returncode != 0 and group is not None:
         # A program that runs as another user cannot be killed; its closed pipe ends it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(REAP_S)
+            os.killpg(group, signal.SIGKILL)

@@ -1,15 +1,13 @@
 """Reading the kernel's files under /sys, and meters whose rails are such files.
 
-The root is /sys, or the folder named by the environment variable `JOULES_SYSFS_ROOT`. Every byte of every source
-built on this module passes through `read_bytes`, and every timestamp through `now`: one place each to look at, and
-one place each to stand in for.
+The root is that of `places`. Every byte of every source built on this module passes through `read_bytes`, and every
+timestamp through `now`: one place each to look at, and one place each to stand in for.
 """
 
 from __future__ import annotations
 
 import errno
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_joules.errors import MeterAbsent, MeterError
+from pytest_joules.places import root
 from pytest_joules.records import Rail, Sample
-
-ROOT_VARIABLE = "JOULES_SYSFS_ROOT"
 
 GONE_AFTER_S = 5.0
 """A rail without a single reading for this long is taken for gone."""
@@ -153,11 +150,6 @@ class Card:
 def now() -> float:
     """Seconds on the monotonic clock."""
     return time.monotonic()
-
-
-def root() -> Path:
-    """The folder that stands for /sys."""
-    return Path(os.environ.get(ROOT_VARIABLE) or "/sys")
 
 
 def read_bytes(path: Path) -> bytes:

@@ -6,7 +6,11 @@ power and is never added.
 
 From drivers/gpu/drm/amd/include/kgd_pp_interface.h: `gpu_metrics` begins with its own size and two revisions, the layouts
 differ by revision, and a field that a chip does not fill holds all ones. Revision 1 is for discrete cards, in watts;
-2 and 3 are for APUs, in milliwatts of 16 and 32 bits. Revision 1.0 and any unknown one are not decoded.
+2 and 3 are for APUs, in milliwatts of 16 and 32 bits. Revision 1.0 and any unknown one are not decoded. In revision 3
+`average_socket_power` is the power that the limits of the socket apply to, "APU+dGPU", and `average_apu_power` the APU's share
+of it: the first is the chip's, unless a discrete card of the same make is in it.
+
+Nobody states how exact these figures are, so no calibration is given.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ _HEADER = struct.Struct("<HBB")
 _MILLI = 1e-3
 _APU_COVERS = ("cpu", "fabric", "gpu")
 _APU_LABELS = ("slowPPT", "fastPPT")
+_KERNELS_WORDS = {"socket_w": "average_socket_power", "apu_w": "average_apu_power"}
+"""What kgd_pp_interface.h calls the fields that may stand for the chip; revisions from 1.4 on say `curr_socket_power`."""
 _HWMON_FILES: tuple[tuple[str, Kind], ...] = (("power1_average", "moving_average"), ("power1_input", "instant"))
 
 
@@ -123,12 +129,17 @@ class GpuMetrics:
         return self.revision[0] > 1
 
     @property
-    def chip_w(self) -> float | None:
-        """Watts of the chip that this table belongs to, or `None` where it gives none."""
+    def chip_field(self) -> str | None:
+        """The field that holds the power of the chip this table belongs to, or `None` where none does."""
+        return next((field for field in ("socket_w", "apu_w") if self.chip_w(field) is not None), None)
+
+    def chip_w(self, field: str) -> float | None:
+        """Watts of the chip by one of the fields `socket_w` and `apu_w`, or `None` where that one does not hold them."""
+        if field == "socket_w" and self.dgpu_w:
+            return None
+        found: float | None = getattr(self, field)
         # Old firmware hands out tables of zeros, and no chip that answers draws nothing.
-        if self.dgpu_w:
-            return self.apu_w or None
-        return self.apu_w or self.socket_w or None
+        return found or None
 
 
 def decode(table: bytes) -> GpuMetrics | None:
@@ -246,13 +257,16 @@ def _power(card: Card, hwmon: Path | None, table: Path, metrics: GpuMetrics | No
     microwatts of hwmon are finer than the whole watts of revision 1, and surer than the units of revision 2.
     """
     in_table = None
-    if metrics and metrics.chip_w is not None:
+    field = metrics.chip_field if metrics else None
+    if metrics and field:
         major, minor = metrics.revision
+        words = "curr_socket_power" if major == 1 and minor >= 4 else _KERNELS_WORDS[field]
         in_table = _Source(
-            f"{table}: average_socket_power (gpu_metrics {major}.{minor})",
+            f"{table}: {words} (gpu_metrics {major}.{minor})",
             "W" if major == 1 else "mW",
             "moving_average",
-            lambda: _field(table, lambda found: found.chip_w),
+            # The field is settled here once: a run in which it changed would be of two different things.
+            lambda: _field(table, lambda found: found.chip_w(field)),
             # A filter of time constant T lags by T, as a mean over 2 T does.
             None if not metrics.filter_s else 2 * metrics.filter_s,
         )

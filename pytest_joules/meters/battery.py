@@ -23,8 +23,8 @@ from pytest_joules.meters._sysfs import (
     first_reading,
     number,
     optional_text,
-    root,
 )
+from pytest_joules.places import root
 from pytest_joules.records import Rail
 
 NAME = "battery"
@@ -75,7 +75,7 @@ def _channel(supply: Path, supplies: Sequence[Path]) -> Channel:
     rail = Rail(
         name=f"{NAME}.{supply.name}",
         scope="board",
-        covers=("system",),
+        covers=("laptop",),
         kind="instant",
         basis="measured",
         unit="uW" if direct else "uA x uV",

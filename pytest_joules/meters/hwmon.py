@@ -24,8 +24,8 @@ from pytest_joules.meters._sysfs import (
     first_reading,
     optional_text,
     power_w,
-    root,
 )
+from pytest_joules.places import root
 from pytest_joules.records import Kind, Rail, Scope
 from pytest_joules.words import nearest
 
@@ -56,9 +56,9 @@ def find(argument: str | None = None) -> Sequence[Meter]:
     if scope is None:
         raise MeterError(f"meter {NAME}: {told!r} is no scope{nearest(told, known)}", f"one of {', '.join(known)}")
     matching = sensors.get(named, [])
-    folders = {path.parent for path in matching}
-    if len(folders) != 1:
-        wrong = f"{len(folders)} sensors are called {named!r}" if folders else f"no sensor {named!r}"
+    found = {_sensor(path) for path in matching}
+    if len(found) != 1:
+        wrong = f"{len(found)} sensors are called {named!r}" if found else f"no sensor {named!r}"
         raise MeterError(f"meter {NAME}: {wrong}; there are {_listed(sensors)}", "name the folder, as in hwmon3/power1")
     errors = []
     for path in matching:
@@ -75,20 +75,34 @@ def find(argument: str | None = None) -> Sequence[Meter]:
 
 
 def _sensors() -> dict[str, list[Path]]:
-    """The files of every sensor by every name that means it, a mean before a momentary value of the same rail."""
+    """The files of every sensor by every name that means it, a mean before a momentary value of the same rail.
+
+    A sensor has up to four names. They come with the one that says most first: chip and label, then chip and rail, which a
+    reboot does not change, then those with the number of the folder.
+    """
     found: dict[str, list[Path]] = {}
     for folder in entries(root() / "class" / "hwmon"):
-        chip = optional_text(folder / "name")
+        chip = optional_text(folder / "name") or folder.name
         for path in entries(folder, _STEM):
             rail = path.name.rsplit("_", 1)[0]
-            labels = {rail, optional_text(folder / f"{rail}_label") or rail}
-            for name in (f"{where}/{label}" for where in {folder.name, chip or folder.name} for label in labels):
+            label = optional_text(folder / f"{rail}_label") or rail
+            for name in dict.fromkeys(f"{where}/{what}" for where in (chip, folder.name) for what in (label, rail)):
                 found.setdefault(name, []).append(path)
     return found
 
 
+def _sensor(path: Path) -> tuple[Path, str]:
+    """What tells sensors apart: the folder and the rail, of which there may be two files."""
+    return path.parent, path.name.rsplit("_", 1)[0]
+
+
 def _listed(sensors: dict[str, list[Path]]) -> str:
-    return ", ".join(sorted(sensors)) or "none"
+    """Every sensor once, by its first name that means no other."""
+    named: dict[tuple[Path, str], str] = {}
+    for name, paths in sensors.items():
+        if len({_sensor(path) for path in paths}) == 1:
+            named.setdefault(_sensor(paths[0]), name)
+    return ", ".join(sorted(named.values())) or "none"
 
 
 def _channel(path: Path, named: str, scope: Scope) -> Channel:

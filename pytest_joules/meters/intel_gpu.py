@@ -31,7 +31,7 @@ NAME = "intel_gpu"
 VENDOR = "0x8086"
 
 _DRIVERS = ("xe", "i915")
-_CARD_COVERS = ("dram", "gpu", "vrm")
+_CARD_COVERS = ("gpu", "vram", "vrm")
 _PACKAGE_COVERS = ("gpu",)
 
 

@@ -4,6 +4,9 @@ From the kernel's Documentation/hwmon/ina3221.rst: `in[123]_label` names a rail,
 `curr[123]_input` its current in milliamperes. The rail names are those of NVIDIA's device trees. VDD_IN feeds the whole
 module, so the rails of the chip lie inside it and the two scopes stand apart. VIN_SYS_5V0 and SYS5V feed an unstated part
 of the module and are left out.
+
+The monitor itself is exact to 0.25 % (Texas Instruments, INA3221), the resistors that it measures across are not stated: no
+calibration is given.
 """
 
 from __future__ import annotations
@@ -22,15 +25,15 @@ from pytest_joules.meters._sysfs import (
     no_argument,
     number,
     optional_text,
-    root,
 )
+from pytest_joules.places import root
 from pytest_joules.records import Rail, Scope
 
 NAME = "jetson"
 
 _RAILS: dict[str, tuple[Scope, tuple[str, ...]]] = {
-    "VDD_IN": ("board", ("system",)),
-    "POM_5V_IN": ("board", ("system",)),
+    "VDD_IN": ("board", ("module",)),
+    "POM_5V_IN": ("board", ("module",)),
     "VDD_CPU_GPU_CV": ("chip", ("cpu", "gpu", "npu")),
     "VDD_GPU_SOC": ("chip", ("fabric", "gpu")),
     "VDD_CPU_CV": ("chip", ("cpu", "npu")),

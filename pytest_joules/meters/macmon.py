@@ -104,7 +104,7 @@ _CHANNELS = (
     _Channel("macmon.ane", "ane_power", "chip", ("ane",)),
     _Channel(DRAM, "ram_power", "chip", ("dram",), _any_activity),
     _Channel("macmon.gpu_ram", "gpu_ram_power", "chip", ("gpu_sram",)),
-    _Channel(SYSTEM, "sys_power", "board", ("system",)),
+    _Channel(SYSTEM, "sys_power", "board", ("mac",)),
 )
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pytest_joules.errors import MeterAbsent, MeterError
 from pytest_joules.meters import Meter, rapl
 from pytest_joules.meters._helper import Helper, ask
-from pytest_joules.meters._sysfs import entries, no_argument, root
+from pytest_joules.meters._sysfs import entries, no_argument
+from pytest_joules.places import root
 from pytest_joules.records import Rail, Sample, Scope
 
 NAME = "perf"
@@ -34,7 +35,7 @@ PERMISSION = "allow it with 'sudo sysctl kernel.perf_event_paranoid=-1' or give 
 _EVENTS: dict[str, tuple[Scope, str]] = {
     "energy-pkg": ("chip", "cpu"),
     "energy-ram": ("chip", "dram"),
-    "energy-psys": ("board", "system"),
+    "energy-psys": ("board", "platform"),
 }
 
 

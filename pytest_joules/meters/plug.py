@@ -35,12 +35,14 @@ class Make:
         path: of the request.
         field: where the power stands in the answer, from the outside in.
         note: what a reader of the note must know.
+        calibration: half-width of the gain as a share, where the makers of plugs or of their chips state one.
     """
 
     name: str
     path: str
     field: tuple[str, ...]
     note: str
+    calibration: float | None = None
 
     @property
     def rail(self) -> Rail:
@@ -53,6 +55,7 @@ class Make:
             basis="measured",
             unit="W",
             source=f"GET {self.path} -> {'.'.join(self.field)}",
+            calibration=self.calibration,
         )
 
     def power_w(self, address: str) -> float:

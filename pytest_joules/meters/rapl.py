@@ -6,6 +6,11 @@ has a `name`, a counter `energy_uj` in microjoules and the value `max_energy_ran
 servers. The same package shows a second time under `intel-rapl-mmio`, and every child a second time as a link beside
 its parent. Only those three files are read: their neighbours may answer with errors.
 
+How exact the counters are nobody states. Measurements beside a power meter find that they follow the power closely, off by an
+amount that differs by machine, more at rest than at work, and better where they are measured (Haswell servers and later) than
+where they are modelled (Desrochers, Paradis, Weaver, doi:10.1145/2989081.2989088). No figure holds for every processor, so no
+calibration is given.
+
 On processors of several dies each die can list a package zone of its own that mirrors the one counter of the socket
 (mlco2/codecarbon 1274).
 """
@@ -31,9 +36,9 @@ from pytest_joules.meters._sysfs import (
     first_reading,
     no_argument,
     optional_number,
-    root,
     text,
 )
+from pytest_joules.places import root
 from pytest_joules.records import Rail, Scope
 
 NAME = "rapl"
@@ -92,7 +97,7 @@ def find(argument: str | None = None) -> Sequence[Meter]:
         if zone.name == "dram" and owner is not None:
             wanted = _channel(zone, f"{owner.name}.dram", "chip", "dram")
         elif zone.name.startswith("psys") and not zone.mmio:
-            wanted = _channel(zone, zone.name, "board", "system")
+            wanted = _channel(zone, zone.name, "board", "platform")
         else:
             continue
         try:
@@ -177,7 +182,7 @@ def _first_readable(same: Sequence[_Zone]) -> _Zone:
     step = ""
     if errors[0].denied:
         step = (
-            f"put this line into /etc/udev/rules.d/60-rapl.rules: {UDEV_RULE} and run 'sudo udevadm control --reload' and "
+            f"put the line '{UDEV_RULE}' into /etc/udev/rules.d/60-rapl.rules, run 'sudo udevadm control --reload' and "
             f"'sudo udevadm trigger --subsystem-match=powercap' as a member of group power, or use --joules-meter perf"
         )
     raise MeterError(f"meter {NAME}: {errors[0]}", step)

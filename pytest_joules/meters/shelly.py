@@ -1,4 +1,7 @@
-"""Shelly plugs of the second generation and later: `--joules-meter shelly:ADDRESS`."""
+"""Shelly plugs of the second generation and later: `--joules-meter shelly:ADDRESS`.
+
+Their interface documentation states no accuracy, so no calibration is given.
+"""
 
 from pytest_joules.meters.plug import Make, finder
 

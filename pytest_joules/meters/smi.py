@@ -108,6 +108,7 @@ class SmiMeter:
                 source=f"{PROGRAM} --query-gpu=power.draw, GPU {gpu} at {row['pci.bus_id']}",
                 averaging_s=timing.averaging_s,
                 limit_w=watts(row["enforced.power.limit"]),
+                calibration=nvml.CALIBRATION,
             )
             for gpu, row in gpus.items()
         )

@@ -7,18 +7,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pytest_joules.errors import EngineError
+from pytest_joules.suite import Request
 
 NAMED = {
     "short": "Explain in a few plain sentences why the sky looks blue at noon and red in the evening.",
 }
-"""Prompts a suite can ask for by name."""
+"""Prompts a suite can ask for by name; `Request.prompt` lists the names."""
 
 _NUMBERS = range(100, 1000)
 
 
-def text_of(prompt: str) -> str:
-    """The text of a named prompt, or the prompt itself."""
-    return NAMED.get(prompt, prompt)
+def text_of(asked: Request | str) -> str:
+    """The text that a suite's requests ask, or the text of a named prompt."""
+    if isinstance(asked, str):
+        return NAMED[asked]
+    return NAMED[asked.prompt] if asked.prompt_text is None else asked.prompt_text
 
 
 def numbered(tokenize: Callable[[str], Sequence[int]], text: str, count: int, first: int) -> list[list[int]]:

@@ -10,8 +10,10 @@ SCENARIO.json, all keys optional:
     help      text of --help; without it, one that offers every flag
     version   text of --version
 
-A reply has `json`, `body` (text) or `body_b64`, and perhaps `status`, `headers` and `delay_s`. Or it ends something: `drop`
-the connection, `exit` with a code, or die of a `signal`. Every request is first written to REQUESTS.jsonl.
+A reply has `json`, `body` (text) or `body_b64`, and perhaps `status`, `headers` and `delay_s`. With `echo` the `content` of its `json`
+is the prompt of the request. With `events` it is a stream of them: each has `json` or `text` and perhaps `delay_s`; with `cut` the
+connection ends after the last one without the end of the stream. Or it ends something: `drop` the connection, `exit` with a code, or
+die of a `signal`. Every request is first written to REQUESTS.jsonl, with the monotonic time at which it came.
 """
 
 import base64
@@ -23,10 +25,10 @@ from typing import Any
 FLAGS = (
     "--port", "--host", "--model", "--parallel", "--ctx-size", "--no-kv-unified", "--fit", "--threads", "--threads-batch",
     "--gpu-layers", "--flash-attn", "--cache-type-k", "--cache-type-v", "--batch-size", "--ubatch-size", "--metrics", "--offline",
-    "--no-ui", "--no-cache-prompt", "--cache-ram", "--no-cache-idle-slots", "--slot-prompt-similarity", "--model-draft",
+    "--verbosity", "--no-ui", "--no-cache-prompt", "--cache-ram", "--no-cache-idle-slots", "--slot-prompt-similarity", "--model-draft",
     "--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min",
 )  # fmt: skip
-HELP = "".join(f"{flag} VALUE   as scripted\n" for flag in FLAGS)
+HELP = "".join(f"{flag} VALUE   as scripted\n" for flag in FLAGS) + "   - 3: info\n   - 4: trace (more info)\n"
 NOT_FOUND = {"status": 404, "json": {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}}}
 
 
@@ -54,10 +56,12 @@ def serve(scenario: dict[str, Any], requests: Path, port: int) -> int:
             pass
 
         def do_GET(self) -> None:
+            came = time.monotonic()
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
             route = f"{self.command} {self.path}"
             with one_at_a_time:
-                record = {"route": route, "key": self.headers.get("Authorization"), "body": json.loads(body or "null")}
+                key, asked = self.headers.get("Authorization"), json.loads(body or "null")
+                record = {"route": route, "key": key, "body": asked, "mono": came}
                 with requests.open("a") as file:
                     file.write(json.dumps(record) + "\n")
                 replies = waiting.get(route, [scenario.get("default", NOT_FOUND)])
@@ -72,12 +76,34 @@ def serve(scenario: dict[str, Any], requests: Path, port: int) -> int:
             if reply.get("drop"):
                 self.close_connection = True
                 return
+            if "events" in reply:
+                self.stream(reply)
+                return
+            if reply.get("echo"):
+                reply = {**reply, "json": {**reply["json"], "content": str(asked["prompt"])}}
             content = payload(reply)
             self.send_response(reply.get("status", 200))
             for name, value in {"Content-Length": str(len(content)), **reply.get("headers", {})}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
+
+        def stream(self, reply: dict[str, Any]) -> None:
+            self.send_response(reply.get("status", 200))
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            for event in reply["events"]:
+                time.sleep(event.get("delay_s", 0))
+                if "exit" in event:
+                    os._exit(event["exit"])
+                part = (event["text"] if "text" in event else f"data: {json.dumps(event['json'])}\n\n").encode()
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+                self.wfile.flush()
+            self.close_connection = bool(reply.get("cut"))
+            if not self.close_connection:
+                self.wfile.write(b"0\r\n\r\n")
 
         do_POST = do_GET
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from pytest_joules import places
 from pytest_joules.meters import Meter, _sysfs
 from pytest_joules.records import RailEnergy, Sample
 from pytest_joules.trace import energy
@@ -89,7 +90,7 @@ def mount(monkeypatch: pytest.MonkeyPatch, folder: Path, case: str | Mapping[str
         sysfs = Sysfs(where)
         where.mkdir(parents=True)
         sysfs.write(case)
-    monkeypatch.setenv(_sysfs.ROOT_VARIABLE, str(where))
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(where))
     monkeypatch.setattr(_sysfs, "now", lambda: sysfs.now)
     monkeypatch.setattr(_sysfs, "read_bytes", sysfs.read_bytes)
     return sysfs

@@ -107,6 +107,15 @@ def test_rails_of_the_scope_are_summed_and_another_scope_stands_apart(use) -> No
     assert [one["rail"] for one in record["rails"]] == ["steady.a", "steady.b"]
 
 
+def test_a_stated_calibration_widens_the_figure_and_flags_nothing(use) -> None:
+    use(Steady(rail(calibration=0.10)))
+    result = joules("--seconds", "0.5", "--json")
+    record = json.loads(result.stdout)
+    assert (record["outcome"], record["reasons"]) == ("measured", [])
+    assert record["uncertainty_j"] == pytest.approx(0.10 * record["energy_j"], rel=0.1)
+    assert " ± 1 J" in joules("--seconds", "0.5").stdout.splitlines()[0]
+
+
 def test_figures_for_people(use) -> None:
     use(Steady())
     result = joules("--seconds", "0.3")

@@ -102,6 +102,35 @@ def test_a_table_for_people_with_what_is_missing_and_what_to_do(machine) -> None
     assert "  rapl: energy_uj is readable by root only -> add the udev rule" in result.stdout
 
 
+def test_a_next_step_is_told_to_its_end_and_its_commands_are_not_broken(machine) -> None:
+    rule = ", ".join(f'KEY{number}=="value of rule {number}"' for number in range(30))
+    step = f"put the line '{rule}' into a file of the system's rules, run 'sudo reload --the-rules' and measure again"
+    machine(Found("rapl", (), f"meter rapl: a counter that is shut; {step}", step))
+    printed = joules("--seconds", "0.1").stdout
+    assert f"'{rule}'" in printed
+    assert "'sudo reload --the-rules'" in printed
+    assert " ".join(printed.split()).endswith(f"rapl: a counter that is shut -> {step}")
+    assert [
+        line for line in printed.splitlines() if len(line) > 80 and rule not in line and line.startswith("  ")
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "folded"),
+    [
+        ("  a: short", "  a: short"),
+        ("", ""),
+        (f"  a: {'x' * 40} {'y' * 40} z", f"  a: {'x' * 40}\n      {'y' * 40} z"),
+        (f"{'x' * 40} {'y' * 40}", f"{'x' * 40}\n    {'y' * 40}"),
+        (f"  a: {'x' * 60} 'two words' the owner's", f"  a: {'x' * 60} 'two words'\n      the owner's"),
+        (f"  a: {'x' * 70} 'two words' b", f"  a: {'x' * 70}\n      'two words' b"),
+        (f"  a: run FLAGS='{'x' * 70}' pip install b", f"  a: run\n      FLAGS='{'x' * 70}' pip install b"),
+    ],
+)
+def test_words_that_do_not_fit_go_on_below(line, folded) -> None:
+    assert cli_meters.folded(line) == folded
+
+
 @pytest.mark.parametrize("fault", [MeterError("meter stairs: unplugged"), RuntimeError("a bug of a third party")])
 def test_a_meter_that_cannot_be_opened_is_reported_and_the_others_go_on(machine, fault) -> None:
     machine(Found("broken", (Stairs(fault),)), Found("stairs", (Stairs(),)))

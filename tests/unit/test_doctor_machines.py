@@ -20,8 +20,9 @@ from players.fake_pynvml import FakeNvml
 from players.sysfs_player import Sysfs
 from typer.testing import CliRunner
 
-from pytest_joules import machine
+from pytest_joules import machine, meters, places
 from pytest_joules.cli.doctor import app
+from pytest_joules.cli.meters import folded
 from pytest_joules.meters import _sysfs
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -38,6 +39,7 @@ ON_THE_PAGE = {
 TURN_S = 0.1
 NO_LIBRARY = 12
 FIRST_FACT = "machine"
+OF_A_TABLE = re.compile(r"\w+\.|rail |---")
 
 
 class Live(Sysfs):
@@ -106,7 +108,7 @@ def examine(name: str, folder: Path, *words: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         packed = json.loads((MACHINES / f"{tree}.json").read_text())
         sysfs = Live(folder / "sys", packed, root_only=bool(user))
-        patch.setenv(_sysfs.ROOT_VARIABLE, str(sysfs.folder))
+        patch.setenv(places.ROOT_VARIABLE, str(sysfs.folder))
         patch.setattr(_sysfs, "read_bytes", sysfs.read_bytes)
         patch.setattr(platform, "system", lambda: "Linux")
         patch.setattr(platform, "machine", lambda: "x86_64")
@@ -152,10 +154,10 @@ RAILS = {
     ],
     "two-sockets as another user": [ESTIMATE],
     "laptop-on-battery": [
-        ("battery.BAT0", "board", "system", "instant", "measured", "uW"),
+        ("battery.BAT0", "board", "laptop", "instant", "measured", "uW"),
         ESTIMATE,
         ("rapl.package-0", "chip", "cpu", "counter", "measured", "uJ"),
-        ("rapl.psys", "board", "system", "counter", "measured", "uJ"),
+        ("rapl.psys", "board", "platform", "counter", "measured", "uJ"),
     ],
     "virtual-machine": [ESTIMATE],
 }
@@ -172,18 +174,18 @@ PLACES = {
         "/sys/devices/virtual/powercap/intel-rapl/intel-rapl:1/energy_uj",
     },
 }
-UDEV = r"60-rapl\.rules: SUBSYSTEM.*chmod g\+r.*udevadm trigger.*--joules-meter perf$"
+UDEV = r"SUBSYSTEM.*chmod g\+r.*60-rapl\.rules.*udevadm trigger.*--joules-meter perf$"
 SHUT = {
     "strix-halo": {
         "rapl": rf"intel-rapl:0/energy_uj may not be read by this user -> .*{UDEV}",
         "perf": r"no program 'perf' on PATH -> install",
-        "hwmon": r"there are amdgpu/PPT, .* -> use --joules-meter hwmon:CHIP/LABEL",
+        "hwmon": r"there are amdgpu/PPT -> use --joules-meter hwmon:CHIP/LABEL",
         "intel_gpu": r"no card of vendor 0x8086 in /sys/class/drm -> $",
     },
     "two-sockets": {
         "perf": r"the same counters can be read as files -> use --joules-meter rapl$",
         "amdgpu": r"no card of vendor 0x1002",
-        "hwmon": r"there are hwmon2/power1, power_meter/power1 ->",
+        "hwmon": r"there are power_meter/power1 ->",
         "battery": r"no battery in /sys/class/power_supply",
     },
     "two-sockets as another user": {
@@ -268,7 +270,7 @@ def test_the_power_is_that_of_the_files(examined: Examined) -> None:
 
 def test_a_person_reads_what_a_program_reads_and_never_a_traceback(examined: Examined) -> None:
     assert "Traceback" not in examined.text
-    lines = examined.text.splitlines()
+    lines = unfolded(examined.text).splitlines()
     for name, source in examined.sources.items():
         rows = [line for line in lines if line.startswith(f"{name}.")]
         assert [row.split()[0] for row in rows] == [rail["rail"] for rail in source["rails"]]
@@ -277,13 +279,48 @@ def test_a_person_reads_what_a_program_reads_and_never_a_traceback(examined: Exa
     assert lines.index(FIRST_FACT) > lines.index("not usable here:")
 
 
+def test_words_fit_a_terminal_and_commands_can_be_copied(examined: Examined) -> None:
+    lines = examined.text.splitlines()
+    copied = re.compile(r".*(SUBSYSTEM==|CMAKE_ARGS=)")
+    assert [line for line in lines if len(line) > 80 and not (OF_A_TABLE.match(line) or copied.match(line))] == []
+    for source in examined.sources.values():
+        for command in re.findall(r"(?<!\w)'[^']+'(?!\w)", source["next_step"]):
+            assert any(command in line for line in lines), command
+        said = re.sub(r"\s+", " ", examined.text)
+        assert source["usable"] or re.sub(r"\s+", " ", source["next_step"]) in said
+
+
+def test_on_a_laptop_the_firmware_counter_comes_before_the_battery_gauge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sysfs = Live(tmp_path / "sys", json.loads((MACHINES / "laptop-on-battery.json").read_text()), root_only=False)
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(sysfs.folder))
+    monkeypatch.setattr(_sysfs, "read_bytes", sysfs.read_bytes)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    for scope, rail in (("board", "rapl.psys"), ("chip", "rapl.package-0")):
+        assert [r.name for r in meters.choose("auto", scope=scope, basis="measured").rails] == [rail]
+
+
+def test_the_power_supply_is_that_of_the_machine_looked_at() -> None:
+    supply = examination("laptop-on-battery").report["power_supply"]
+    assert (supply["on_ac"], supply["battery_percent"]) == (False, 76.0)
+    assert examination("two-sockets").report["power_supply"]["on_ac"] is None
+
+
 def test_the_page_shows_what_the_doctor_says(examined: Examined) -> None:
     printed = [line for line in lasting(examined.text) if source_of(line) in {"", *shown_sources()}]
     assert lasting(block_of(examined.name)) == printed, f"docs/doctor.md has to show:\n{examined.text}"
 
 
+def test_the_page_breaks_its_lines_as_the_doctor_does() -> None:
+    for block in blocks().values():
+        whole = unfolded(block).splitlines()
+        shown = [line if OF_A_TABLE.match(line) else folded(line) for line in whole]
+        assert "\n".join(shown) == block.rstrip("\n")
+
+
 def test_the_rule_that_opens_the_counters_stands_on_the_page_of_meters() -> None:
-    rule = re.search(r"SUBSYSTEM==.*?energy_uj\"(?= and )", examination("two-sockets as another user").why("rapl"))
+    rule = re.search(r"SUBSYSTEM==.*?energy_uj\"(?=' into )", examination("two-sockets as another user").why("rapl"))
     assert rule
     assert f"\n{rule.group()}\n" in METERS_PAGE.read_text()
 
@@ -309,7 +346,7 @@ def test_as_a_person_runs_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest_joules", "doctor", "--json", "--seconds", "0.2"],
         capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
-        env=os.environ | {_sysfs.ROOT_VARIABLE: str(sysfs.folder)},
+        env=os.environ | {places.ROOT_VARIABLE: str(sysfs.folder)},
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     rapl = next(source for source in json.loads(done.stdout)["sources"] if source["source"] == "rapl")
@@ -336,9 +373,14 @@ def source_of(line: str) -> str:
     return (match.group(1) or match.group(2)) if match else ""
 
 
+def unfolded(text: str) -> str:
+    """The text with each line whole. Where the doctor breaks one depends on where the tree was unpacked."""
+    return re.sub(r"\n {6}(?=\S)", " ", text)
+
+
 def lasting(text: str) -> list[str]:
     """The lines about power sources, without what the moment decides: refresh, power and noise of a rail."""
-    about_sources = itertools.takewhile(lambda line: line != FIRST_FACT, text.splitlines())
+    about_sources = itertools.takewhile(lambda line: line != FIRST_FACT, unfolded(text).splitlines())
     return [
         "  ".join(re.split(r" {2,}", line)[:-3]) if re.match(r"\w+\.|rail ", line) else line
         for line in about_sources

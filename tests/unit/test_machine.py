@@ -27,6 +27,7 @@ def made(**changes: Any) -> Machine:
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """A made-up /proc and /sys of a Linux machine."""
     monkeypatch.setattr(machine, "Path", lambda path: tmp_path / str(path).lstrip("/"))
+    monkeypatch.setenv("JOULES_SYSFS_ROOT", str(tmp_path / "sys"))
     monkeypatch.setattr(machine.platform, "system", lambda: "Linux")
 
     def write(path: str, text: str) -> None:
@@ -131,15 +132,53 @@ def test_a_low_power_mode(root, profile: str | None, low: bool | None) -> None:
         (SimpleNamespace(power_plugged=None, percent=50), None, 50.0),
     ],
 )
-def test_where_the_power_comes_from(monkeypatch, battery: Any, on_ac: bool | None, percent: float | None) -> None:
+def test_where_the_power_of_a_mac_comes_from(
+    monkeypatch, battery: Any, on_ac: bool | None, percent: float | None
+) -> None:
+    monkeypatch.setattr(machine.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(machine, "_output", lambda command: "")
     monkeypatch.setattr(machine.psutil, "sensors_battery", lambda: battery, raising=False)
     found = power_state()
     assert (found.on_ac, found.battery_percent) == (on_ac, percent)
 
 
 def test_a_platform_without_batteries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.platform, "system", lambda: "Windows")
     monkeypatch.delattr(machine.psutil, "sensors_battery", raising=False)
     assert power_state().on_ac is None
+
+
+AC, USB, MOUSE = {"type": "Mains"}, {"type": "USB"}, {"type": "Battery", "scope": "Device", "status": "Discharging"}
+CELL = {"type": "Battery", "capacity": "76"}
+
+
+@pytest.mark.parametrize(
+    ("supplies", "on_ac", "percent"),
+    [
+        ({}, None, None),
+        ({"AC": AC | {"online": "1"}}, None, None),
+        ({"AC": AC | {"online": "1"}, "mouse": MOUSE | {"capacity": "5"}}, None, None),
+        ({"BAT0": CELL | {"status": "Discharging", "present": "0"}}, None, None),
+        ({"BAT0": CELL | {"status": "Discharging"}}, False, 76.0),
+        ({"BAT0": CELL | {"status": "Charging"}}, True, 76.0),
+        ({"BAT0": {"type": "Battery", "status": "Unknown"}}, None, None),
+        ({"AC": AC | {"online": "0"}, "BAT0": CELL | {"status": "Discharging"}}, False, 76.0),
+        (
+            {"AC": AC | {"online": "0"}, "C": USB | {"online": "1"}, "BAT0": CELL | {"status": "Not charging"}},
+            True,
+            76.0,
+        ),
+        ({"BAT0": CELL | {"status": "Discharging"}, "BAT1": CELL | {"status": "Full", "capacity": "100"}}, False, 88.0),
+    ],
+)
+def test_where_the_power_of_a_linux_machine_comes_from(
+    root, supplies: dict[str, dict[str, str]], on_ac: bool | None, percent: float | None
+) -> None:
+    for name, files in supplies.items():
+        for file, text in files.items():
+            root(f"/sys/class/power_supply/{name}/{file}", f"{text}\n")
+    found = power_state()
+    assert (found.on_ac, found.battery_percent) == (on_ac, percent)
 
 
 MAC = {

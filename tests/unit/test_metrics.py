@@ -1,14 +1,38 @@
+from dataclasses import replace
+
 import pytest
 
+from pytest_joules.errors import Void
 from pytest_joules.metrics import METRICS, energy_per_token_mj, net_energy_per_token_mj
-from pytest_joules.records import IdleBaseline
-from pytest_joules.sweep import Row, Sweep
+from pytest_joules.records import IdleBaseline, RequestRecord, Window
+from pytest_joules.sweep import Row, Sweep, from_run
 
 QUIET = IdleBaseline(mean_w=4.0, sd_w=0.1, seconds=20.0)
+ANSWER = RequestRecord(
+    slot=0, round=0, sent_s=0.25, received_s=9.0, prompt_n=20, cache_n=0, predicted_n=128, prompt_ms=60.0, predicted_ms=8000.0,
+    stop_type="limit",
+)  # fmt: skip
+STREAMED = replace(ANSWER, first_token_s=0.75, inter_token_median_s=0.125, inter_token_p99_s=0.5)
+
+
+def at_speed(window: Window, times: float) -> Window:
+    """The same tokens and energy in less time."""
+    requests = tuple(
+        replace(
+            answer,
+            sent_s=answer.sent_s / times,
+            first_token_s=answer.first_token_s / times,
+            inter_token_median_s=answer.inter_token_median_s / times,
+        )
+        for answer in window.requests
+        if answer.first_token_s is not None and answer.inter_token_median_s is not None
+    )
+    return replace(window, end_mono=window.start_mono + window.window_s / times, requests=requests)
 
 
 def test_definitions(make_window) -> None:
-    window = make_window(8, energy_j=250.0, tokens=1024, prompt_tokens=160, start_mono=5.0, end_mono=15.0)
+    window = make_window(8, energy_j=250.0, tokens=1024, prompt_tokens=160, start_mono=5.0, end_mono=15.0,
+                         requests=(STREAMED, replace(STREAMED, first_token_s=1.75, inter_token_median_s=0.375)))  # fmt: skip
     figures = {name: metric.of_window(window, QUIET) for name, metric in METRICS.items()}
     assert figures == pytest.approx(
         {
@@ -21,6 +45,8 @@ def test_definitions(make_window) -> None:
             "window_s": 10.0,
             "tokens": 1024.0,
             "prompt_tokens": 160.0,
+            "time_to_first_token_s": 1.0,
+            "inter_token_s": 0.25,
         }
     )
 
@@ -32,7 +58,7 @@ def test_every_metric_is_a_property_of_table_and_row_under_its_own_name() -> Non
 
 
 def test_missing_energy_is_no_figure_and_never_zero(make_window) -> None:
-    window = make_window(energy_j=None)
+    window = make_window(energy_j=None, requests=(STREAMED,))
     figures = {name: metric.of_window(window, QUIET) for name, metric in METRICS.items()}
     assert {name for name, figure in figures.items() if figure is None} == {
         "energy_per_token_mj", "net_energy_per_token_mj", "power_w", "energy_j",
@@ -60,13 +86,46 @@ def test_net_energy_is_refused_without_a_usable_baseline(make_window, idle: Idle
 
 
 def test_scaling_of_each_metric_agrees_with_its_definition(make_window) -> None:
-    plain = make_window(2)
-    dearer = make_window(2, energy_j=2 * plain.energy_j)
-    # Twice the speed: the same tokens and energy in half the time.
-    faster = make_window(2, end_mono=plain.start_mono + plain.window_s / 2)
+    plain = make_window(2, requests=(STREAMED, STREAMED))
+    dearer = replace(plain, energy_j=2 * plain.energy_j)
+    faster = at_speed(plain, 2)
     for name, metric in METRICS.items():
         if name == "net_energy_per_token_mj":
             continue
         before = metric.of_window(plain, None)
         assert metric.of_window(dearer, None) == pytest.approx(before * 2.0**metric.energy_power), name
         assert metric.of_window(faster, None) == pytest.approx(before * 2.0**metric.speed_power), name
+
+
+@pytest.mark.parametrize(
+    ("requests", "first", "between"),
+    [
+        ((), None, None),
+        ((ANSWER,), None, None),
+        ((STREAMED, ANSWER), None, None),
+        ((STREAMED, replace(STREAMED, inter_token_median_s=None)), 0.5, None),
+    ],
+    ids=["no requests", "not streamed", "one not streamed", "one of a single token"],
+)
+def test_times_of_tokens_are_undefined_unless_all_are_known(make_window, requests, first, between) -> None:
+    window = make_window(requests=requests)
+    assert METRICS["time_to_first_token_s"].of_window(window, None) == first
+    assert METRICS["inter_token_s"].of_window(window, None) == between
+
+
+def test_a_table_says_why_it_has_no_times_of_tokens(make_run, make_window) -> None:
+    sweep = from_run(make_run(make_window(1, requests=(ANSWER,))))
+    for name in ("time_to_first_token_s", "inter_token_s"):
+        with pytest.raises(Void, match=rf"parallel=1: {name} is undefined: .*not streamed.*request: {{stream: true}}"):
+            getattr(sweep, name)[1]
+    sweep = from_run(make_run(make_window(1, requests=(replace(STREAMED, inter_token_median_s=None),))))
+    assert sweep.time_to_first_token_s[1] == 0.5
+    with pytest.raises(Void, match="answers of one token have no time between tokens; raise answer_tokens"):
+        sweep[1].inter_token_s  # noqa: B018
+
+
+def test_times_of_a_round_counted_from_its_window() -> None:
+    later = STREAMED.later(10.0)
+    assert (later.sent_s, later.first_token_s, later.received_s) == (10.25, 10.75, 19.0)
+    assert later.inter_token_median_s == STREAMED.inter_token_median_s
+    assert ANSWER.later(10.0).first_token_s is None

@@ -1,6 +1,11 @@
+import typing
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
-from pytest_joules.errors import EngineError
+from pytest_joules.errors import EngineError, UsageError
+from pytest_joules.suite import Request, Suite, load
 from pytest_joules.workload import prompts
 from pytest_joules.workload.prompts import NAMED, numbered, text_of
 
@@ -21,7 +26,43 @@ def as_text(tokens: list[int]) -> str:
 
 def test_named_prompts_and_texts_of_ones_own() -> None:
     assert text_of("short") == NAMED["short"]
-    assert text_of("Why is the sky blue?") == "Why is the sky blue?"
+    assert text_of(Request()) == NAMED["short"]
+    assert text_of(Request(prompt_text="Why is the sky blue?")) == "Why is the sky blue?"
+
+
+def test_a_suite_can_name_every_prompt_and_no_other() -> None:
+    assert set(typing.get_args(typing.get_type_hints(Request)["prompt"])) == set(NAMED)
+
+
+@pytest.fixture
+def asking(tmp_path: Path) -> Callable[[str], Suite]:
+    """A suite with such requests."""
+
+    def build(request: str) -> Suite:
+        path = tmp_path / "asks.yaml"
+        path.write_text(f"question: Which prompt?\nmodel: m\nrequest: {{{request}}}\n")
+        return load(path)
+
+    return build
+
+
+def test_a_misspelt_prompt_is_no_text(asking) -> None:
+    with pytest.raises(
+        UsageError, match=r"asks\.yaml:3: request\.prompt: should be 'short', not 'shortt'; did you mean 'short'\?"
+    ):
+        asking("prompt: shortt")
+    with pytest.raises(UsageError, match=r"prompt: should be 'short', not 'Why\?'"):
+        asking("prompt: Why?")
+
+
+def test_a_text_of_ones_own_stands_under_its_own_key(asking) -> None:
+    suite = asking("prompt_text: 'Why, indeed?', stream: true, closed_loop: true")
+    asked = suite.setting({}).request
+    assert text_of(asked) == "Why, indeed?"
+    assert (asked.stream, asked.closed_loop) == (True, True)
+    assert (Request().stream, Request().closed_loop) == (False, False)
+    with pytest.raises(UsageError, match=r"prompt_text: .*at least 1 character"):
+        asking("prompt_text: ''")
 
 
 def test_prompts_are_distinct_and_equally_long() -> None:

@@ -94,6 +94,9 @@ def test_defaults_are_part_of_what_is_registered(write) -> None:
         "gates": {
             "batch_void_below": 0.8, "batch_flag_below": 0.95, "thin_samples": 10, "uncertainty_void_above": 0.25,
             "uncertainty_flag_above": 0.05, "spread_flag_above": 0.05, "client_cpu_flag_above": 0.02, "other_load_flag_above": 0.10,
+            "other_load_void_above": 0.25, "drift_flag_above": 0.02, "run_order_flag_above": 0.02, "power_slope_flag_above": 0.02,
+            "temperature_rise_flag_above_c": 3.0, "power_limit_flag_above": 0.5, "intercept_flag_above": 0.10,
+            "swapped_flag_above_mib": 16.0,
         },
     }  # fmt: skip
     for section, defaults in sections.items():
@@ -163,7 +166,7 @@ FAULTS = {
     "not a number for a knob": ("knobs: {clock: .nan}", 3, ["knobs.clock", "finite"]),
     "not a number among values": ("vary: {clock: [1, .nan]}", 3, ["vary.clock", "finite"]),
     "half a character": ('engine: "\\ud800"', 3, ["engine", "text"]),
-    "nearest word of a choice": ("protocol: {order: revresed}", 3, ["protocol.order", "'balanced', 'reversed' or 'as_given'", "did you mean 'reversed'?"]),
+    "nearest word of a choice": ("protocol: {order: revresed}", 3, ["protocol.order", "'balanced', 'reversed', 'abba', 'interleaved' or 'as_given'", "did you mean 'reversed'?"]),
     "nearest format of the cache": ("server: {cache_type_k: q8}", 3, ["server.cache_type_k", "did you mean 'q8_0'?"]),
     "one fault for two types": ("server: {gpu_layers: al}", 3, ["server.gpu_layers", "valid integer or should be 'all'", "did you mean 'all'?"]),
     "no such scope": ("require: {scope: chipp}", 3, ["require.scope", "'wall'", "'any'", "did you mean 'chip'?"]),

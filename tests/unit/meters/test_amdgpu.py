@@ -85,7 +85,7 @@ def test_fields_of_every_known_table() -> None:
     assert (v2.socket_w, v2.gfx_w) == (pytest.approx(27.4), None)
     assert strix.socket_w == strix.apu_w == pytest.approx(118.4)
     assert (strix.gfx_w, strix.sys_w) == (pytest.approx(84.2), None)
-    assert missing.chip_w is None
+    assert missing.chip_field is None
     assert (v1.socket_w, v1.energy_j) == (187.0, None)
 
 
@@ -121,10 +121,59 @@ def test_beside_a_discrete_card_the_socket_is_not_the_apu() -> None:
     both = {(112, "I"): 150_000, (120, "I"): 40_000, (128, "I"): 110_000}
     metrics = decode(table((3, 0), 264, both))
     assert metrics
-    assert metrics.chip_w == pytest.approx(40.0)
+    assert metrics.chip_field == "apu_w"
+    assert metrics.chip_w("apu_w") == pytest.approx(40.0)
     without = decode(table((3, 0), 264, {(112, "I"): 150_000, (128, "I"): 110_000}))
     assert without
-    assert without.chip_w is None
+    assert without.chip_field is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "watts", "words"),
+    [
+        ({(112, "I"): 60_000, (120, "I"): 9_000}, 60.0, "average_socket_power"),
+        ({(112, "I"): 60_000, (120, "I"): 9_000, (128, "I"): 0}, 60.0, "average_socket_power"),
+        ({(112, "I"): 60_000}, 60.0, "average_socket_power"),
+        ({(120, "I"): 9_000}, 9.0, "average_apu_power"),
+        ({(112, "I"): 0, (120, "I"): 9_000}, 9.0, "average_apu_power"),
+        ({(112, "I"): 60_000, (120, "I"): 9_000, (128, "I"): 51_000}, 9.0, "average_apu_power"),
+    ],
+)
+def test_an_apus_power_is_the_sockets_and_the_source_names_the_field_that_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    fields: Mapping[tuple[int, str], int],
+    watts: float,
+    words: str,
+) -> None:
+    sysfs = mount(monkeypatch, tmp_path, tree({f"{CARD}/gpu_metrics": packed(table((3, 0), 264, fields))}))
+    [meter] = find()
+    assert [sample.value for sample in sysfs.play(meter, [0.0])] == [pytest.approx(watts)]
+    assert f"gpu_metrics: {words} (gpu_metrics 3.0)" in meter.rails[0].source
+
+
+@pytest.mark.parametrize(
+    "later",
+    [{(120, "I"): 9_000}, {(112, "I"): 60_000, (120, "I"): 9_000, (128, "I"): 51_000}],
+)
+def test_the_field_that_is_read_does_not_change_in_mid_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, later: Mapping[tuple[int, str], int]
+) -> None:
+    made = {(112, "I"): 60_000, (120, "I"): 9_000}
+    sysfs = mount(monkeypatch, tmp_path, tree({f"{CARD}/gpu_metrics": packed(table((3, 0), 264, made))}))
+    [meter] = find()
+    reader = meter.open(10.0)
+    sysfs.write({f"{CARD}/gpu_metrics": packed(table((3, 0), 264, later))})
+    assert [sample.value for sample in reader.read()] == [pytest.approx(float("nan"), nan_ok=True)]
+    sysfs.now = 6.0
+    with pytest.raises(MeterError, match="does not hold this value just now"):
+        reader.read()
+
+
+def test_a_later_revision_calls_the_same_field_by_another_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mount(monkeypatch, tmp_path, tree({f"{CARD}/gpu_metrics": packed(table((1, 4), 288, {(10, "H"): 400}))}))
+    [meter] = find()
+    assert "curr_socket_power (gpu_metrics 1.4)" in meter.rails[0].source
 
 
 def test_zeros_of_an_old_table_do_not_hide_the_sensor_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

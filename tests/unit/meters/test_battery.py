@@ -30,7 +30,7 @@ def test_the_gauge_tells_the_machines_power(
     [meter] = find()
     assert [sample.value for sample in sysfs.play(meter, [0.0])] == [pytest.approx(watts)]
     [rail] = meter.rails
-    assert (rail.name, rail.scope, rail.covers) == ("battery.BAT0", "board", ("system",))
+    assert (rail.name, rail.scope, rail.covers) == ("battery.BAT0", "board", ("laptop",))
     assert all(name in rail.source for name in files)
 
 

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,35 @@ def test_without_a_name_the_sensors_are_listed_and_none_is_read(
     ) as found:
         find()
     assert "nvme" not in str(found.value)
+
+
+def test_every_sensor_is_listed_once_by_a_name_that_is_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    twin = {
+        "class/hwmon/hwmon12/name": "power_meter\n",
+        "class/hwmon/hwmon12/power1_average": "10000000\n",
+        "class/hwmon/hwmon13/name": "psu\n",
+        "class/hwmon/hwmon13/power1_label": "in\n",
+        "class/hwmon/hwmon13/power1_input": "10000000\n",
+        "class/hwmon/hwmon13/power2_label": "in\n",
+        "class/hwmon/hwmon13/power2_input": "20000000\n",
+    }
+    mount(monkeypatch, tmp_path, TREE | twin)
+    with pytest.raises(MeterError) as found:
+        find()
+    [listed] = re.findall(r"there are (.*?);", str(found.value))
+    assert listed.split(", ") == [
+        "amd_energy/Esocket0",
+        "corsairpsu/power +12v",
+        "corsairpsu/power total",
+        "hwmon11/power1",
+        "hwmon12/power1",
+        "psu/power1",
+        "psu/power2",
+    ]
+    for name in listed.split(", "):
+        assert len(find(name)) == 1
+    with pytest.raises(MeterError, match=r"2 sensors are called 'psu/in'"):
+        find("psu/in")
 
 
 @pytest.mark.parametrize(

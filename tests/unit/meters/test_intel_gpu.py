@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from players.sysfs_player import energies, joules, mount
 
+from pytest_joules import meters
 from pytest_joules.errors import MeterError
 from pytest_joules.meters.intel_gpu import find
 
@@ -25,7 +26,7 @@ def test_an_xe_card_counts_card_and_package_apart(monkeypatch: pytest.MonkeyPatc
     counters = {"energy1_input": "9000000000\n", "energy2_input": "5000000000\n", "power1_crit": "300000000\n"}
     sysfs = mount(monkeypatch, tmp_path, card(3, "xe", counters))
     whole, package = find()
-    assert [covers(whole), covers(package)] == [{"dram", "gpu", "vrm"}, {"gpu"}]
+    assert [covers(whole), covers(package)] == [{"gpu", "vram", "vrm"}, {"gpu"}]
     assert [whole.rails[0].limit_w, package.rails[0].limit_w] == [300.0, None]
     samples = []
     readers = [whole.open(1.0), package.open(1.0)]
@@ -37,6 +38,17 @@ def test_an_xe_card_counts_card_and_package_apart(monkeypatch: pytest.MonkeyPatc
         samples += [sample for reader in readers for sample in reader.read()]
     assert joules(energies(whole, samples, 0.0, 10.0)) == pytest.approx(1500.0)
     assert joules(energies(package, samples, 0.0, 10.0)) == pytest.approx(900.0)
+
+
+def test_a_card_and_the_processor_with_its_memory_can_be_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    zones = {
+        f"class/powercap/intel-rapl:{zone}/{name}": text
+        for zone, part in (("0", "package-0"), ("0/intel-rapl:0:0", "dram"))
+        for name, text in (("name", f"{part}\n"), ("energy_uj", "7000000\n"), ("max_energy_range_uj", "262143328850\n"))
+    }
+    mount(monkeypatch, tmp_path, card(3, "xe", {"energy1_input": "9000000000\n"}) | zones)
+    chosen = meters.choose("intel_gpu+rapl", scope=None, basis="measured")
+    assert (chosen.scope, chosen.covers) == ("gpu+chip", ("cpu", "dram", "gpu", "vram", "vrm"))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_volts_times_amperes_of_every_rail(monkeypatch: pytest.MonkeyPatch, tmp_
         "jetson.VDD_CPU_GPU_CV": "chip",
         "jetson.VDD_SOC": "chip",
     }
+    assert meter.rails[0].covers == ("module",)
     assert all("in" in rail.source and "curr" in rail.source for rail in meter.rails)
 
 

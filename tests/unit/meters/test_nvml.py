@@ -67,12 +67,14 @@ def play(
 
 
 def verdict(energy: RailEnergy) -> str:
+    # The stated calibration is alike in every window and says nothing against one of them.
+    edges_j = math.sqrt(energy.uncertainty_j**2 - energy.calibration_j**2)
     mended = Gate(name="readings", outcome="flag" if energy.flags else "pass", value="", limit="none mended")
     checks: list[Gate] = [
         mended,
         gates.has_energy([energy], [energy.rail], ""),
         gates.samples([energy], [energy.rail], 5, 10, thin_voids=True),
-        gates.edge_uncertainty(energy.energy_j, energy.uncertainty_j, 0.05, 0.25),
+        gates.edge_uncertainty(energy.energy_j, edges_j, 0.05, 0.25),
     ]
     return gates.outcome(checks)
 
@@ -119,6 +121,16 @@ def test_the_counter_counts_over_a_window_of_many_steps(install) -> None:
     want = expected(N01)["nvml_coarse_ok"]
     assert energies["nvml.gpu0.energy"].energy_j == pytest.approx(want["energy_j"], abs=want["tol_j"])
     assert verdict(energies["nvml.gpu0.energy"]) == "measured"
+
+
+def test_what_nvidia_states_of_its_sensors_is_part_of_the_uncertainty(install) -> None:
+    driver = install(FakeNvml.from_file(N01 / "nvml_coarse.json", architecture=AMPERE))
+    energies = play(driver, 1.0, 3.0, until=4.0)
+    assert {rail.calibration for rail in nvml.find()[0].rails} == {0.05}
+    for energy in energies.values():
+        assert energy.energy_j
+        assert energy.calibration_j == pytest.approx(0.05 * energy.energy_j)
+        assert energy.uncertainty_j > energy.calibration_j
 
 
 def test_the_counter_counts_and_power_is_kept_beside_it_for_comparison(install) -> None:

@@ -125,7 +125,7 @@ def test_reads_packages_memory_and_platform(kernel: Any, perf_that: Any) -> None
     assert {rail.name: (rail.scope, rail.covers) for rail in meter.rails} == {
         "perf.energy-pkg": ("chip", ("cpu",)),
         "perf.energy-ram": ("chip", ("dram",)),
-        "perf.energy-psys": ("board", ("system",)),
+        "perf.energy-psys": ("board", ("platform",)),
     }
     reader = meter.open(10.0)
     samples: list[Sample] = []

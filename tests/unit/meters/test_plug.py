@@ -44,17 +44,18 @@ def server() -> Iterator[SimpleNamespace]:
 
 
 @pytest.mark.parametrize(
-    ("source", "answer", "path", "watts"),
+    ("source", "answer", "path", "watts", "calibration"),
     [
-        (shelly, SHELLY, "/rpc/Switch.GetStatus?id=0", 61.7),
-        (tasmota, TASMOTA, "/cm?cmnd=Status%2010", 62.0),
+        (shelly, SHELLY, "/rpc/Switch.GetStatus?id=0", 61.7, None),
+        (tasmota, TASMOTA, "/cm?cmnd=Status%2010", 62.0, 0.05),
     ],
 )
-def test_power_at_the_wall(server, source, answer, path, watts) -> None:
+def test_power_at_the_wall(server, source, answer, path, watts, calibration) -> None:
     server.answer = answer
     [meter] = source.find(server.address)
     [rail] = meter.rails
     assert (rail.scope, rail.basis, rail.unit, rail.role) == ("wall", "measured", "W", "counted")
+    assert rail.calibration == calibration
     before = time.monotonic()
     [sample] = meter.open(5.0).read()
     assert sample.value == watts

@@ -34,7 +34,7 @@ def zones(named: Mapping[str, tuple[str, str]], interface: str = "intel-rapl") -
     [
         (
             "eacces",
-            r"intel-rapl:0/energy_uj may not be read by this user; put this line into .*chgrp power.*meter perf",
+            r"intel-rapl:0/energy_uj may not be read by this user; put the line .*chgrp power.* into .*meter perf",
         ),
         ("dangling", r"class/powercap/intel-rapl:0 is a link to nothing: .*virtual machine"),
         ("empty", r"no RAPL zone in .*class/powercap: .*virtual machine.*modprobe"),

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 from players.sysfs_player import mount
 
+from pytest_joules import places
 from pytest_joules.meters import _sysfs
-from pytest_joules.meters._sysfs import ReadError, entries, exists, first_reading, number, optional_number, root
+from pytest_joules.meters._sysfs import ReadError, entries, exists, first_reading, number, optional_number
+from pytest_joules.places import root
 
 
 def test_numbers_in_names_are_in_their_own_order(tmp_path: Path) -> None:
@@ -18,9 +20,9 @@ def test_numbers_in_names_are_in_their_own_order(tmp_path: Path) -> None:
 
 
 def test_the_root_is_sys_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(_sysfs.ROOT_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(places.ROOT_VARIABLE, str(tmp_path))
     assert root() == tmp_path
-    monkeypatch.setenv(_sysfs.ROOT_VARIABLE, "")
+    monkeypatch.setenv(places.ROOT_VARIABLE, "")
     assert root() == Path("/sys")
 
 

@@ -1,11 +1,12 @@
 """Runs one program and outlives whoever started it just long enough to end it.
 
-usage: python -I -S _guard.py GRACE_S PROGRAM [ARGUMENT ...]
+usage: python -I -S guard.py GRACE_S TELL PROGRAM [ARGUMENT ...]
 
 Run as a program of its own, with the standard library only. Its standard input is a pipe held by the parent: when that
 closes, for whatever reason (end, crash, kill -9 of the parent), the program and everything it started get SIGTERM, and
-after GRACE_S seconds SIGKILL. Its standard output tells `{"pid": N}` and at the end `{"exit": code or null, "signal": number
-or null}`. The program's own output goes to the guard's standard error.
+after GRACE_S seconds SIGKILL. When the program ends by itself, what it started and left behind is ended likewise. The file
+descriptor TELL gets `{"pid": N}`, or `{"pid": null, "error": why}`, and at the end `{"exit": code or null, "signal": number or
+null}`. If TELL is 1, all of the program's output goes to the guard's standard error; else both outputs are the guard's own.
 
 A guard rather than a parent-death signal set in the parent: that signal fires when the *thread* that started the child ends,
 it exists on Linux only, and setting it between fork and exec of a threaded process is not safe. The guard has one thread, so it
@@ -24,13 +25,37 @@ import subprocess
 import sys
 import time
 
+TYPE_CHECKING = False
+"""Not from `typing`: nothing here needs that module at run time."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From linux/prctl.h."""
 
 
+def command_line(grace_s: float, tell: int, command: Sequence[str]) -> list[str]:
+    """What to run so that a program is under guard."""
+    return [sys.executable, "-I", "-S", __file__, str(grace_s), str(tell), *command]
+
+
+def told(tell: int, timeout_s: float) -> dict[str, Any]:
+    """The next thing that a guard tells, read from the other end of TELL; empty when nothing comes in time or ever."""
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n") and select.select([tell], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        byte = os.read(tell, 1)
+        if not byte:
+            break
+        line += byte
+    found: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+    return found
+
+
 def main() -> int:
     """Run the program named on the command line under guard."""
-    grace_s, command = float(sys.argv[1]), sys.argv[2:]
+    grace_s, tell, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
     if libc is not None:
         # Grandchildren whose parent ends become ours, so that none is missed at the end.
@@ -46,12 +71,18 @@ def main() -> int:
 
     try:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, start_new_session=True, preexec_fn=die_with_guard
+            command, stdin=subprocess.DEVNULL, stdout=2 if tell == 1 else 1, stderr=2, start_new_session=True,
+            preexec_fn=die_with_guard,
         )  # fmt: skip
     except OSError as error:
-        _tell({"pid": None, "error": f"{command[0]}: {error.strerror}"})
+        _tell(tell, {"pid": None, "error": error.strerror or str(error)})
         return 127
-    _tell({"pid": child.pid})
+    _tell(tell, {"pid": child.pid})
+    if tell != 1:
+        # Whoever reads the program's output sees its end when the program ends, not when the guard does.
+        with open(os.devnull, "wb") as nothing:  # noqa: PTH123  pathlib would cost start-up time here
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda n, _: stopping.append(n))
@@ -62,7 +93,7 @@ def main() -> int:
         if 0 in ready and not os.read(0, 4096):
             break
     code = _end(child, grace_s)
-    _tell({"exit": code if code >= 0 else None, "signal": -code if code < 0 else None})
+    _tell(tell, {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None})
     return 0
 
 
@@ -74,9 +105,11 @@ def _end(child: subprocess.Popen[bytes], grace_s: float) -> int:
         time.sleep(0.02)
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()
-    while orphans := _children():
+    deadline = time.monotonic() + grace_s
+    # One that runs as another user cannot be killed, and must not keep the guard for ever.
+    while (orphans := _children()) and time.monotonic() < deadline:
         for pid in orphans:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -104,11 +137,10 @@ def _children() -> list[int]:
     return found
 
 
-def _tell(record: dict[str, object]) -> None:
+def _tell(tell: int, record: dict[str, object]) -> None:
     # The parent may be gone already; ending the program matters more than telling.
     with contextlib.suppress(OSError):
-        sys.stdout.write(json.dumps(record) + "\n")
-        sys.stdout.flush()
+        os.write(tell, json.dumps(record).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,20 @@
+"""Doing it: a suite measured once on this machine, window by window, each kept on the disk as soon as it closes.
+
+What is measured, from which instant to which: a fresh server is started for every condition of every pass, warmed up exactly as
+the suite says, then N requests are released at one instant. The window runs from just before the first request is sent to
+the last answer received, over as many such rounds as the suite asks for. Loading and warm-up are outside it.
+
+    campaign.py   one run of a suite: steps, journal, what is left of an interrupted run
+    window.py     one window of one condition on a server that stands ready
+    forecast.py   how long the windows will be and how often the sensor will speak in them, before they are measured
+    run_gates.py  checks on all windows of a run together
+    load.py       who used the CPU meanwhile
+    bench.py      what a campaign needs from outside
+    lock.py       one measurement at a time
+"""
+
+from pytest_joules.protocol.bench import Bench, Progress, ServerFactory, Warm, warm
+from pytest_joules.protocol.campaign import measure
+from pytest_joules.protocol.lock import machine_lock
+
+__all__ = ["Bench", "Progress", "ServerFactory", "Warm", "machine_lock", "measure", "warm"]

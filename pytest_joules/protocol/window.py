@@ -1,0 +1,225 @@
+"""One window of one condition, on a server that stands ready."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pytest_joules import gates, machine, store
+from pytest_joules.engines import Counters, Round, Server
+from pytest_joules.protocol.bench import Bench
+from pytest_joules.protocol.load import CpuTimes
+from pytest_joules.reading import Reading, checks
+from pytest_joules.records import Gate, RequestRecord, Role, Window
+from pytest_joules.schedule import Step
+from pytest_joules.suite import Setting, Suite
+from pytest_joules.workload.prompts import text_of
+
+AVERAGING_WINDOWS = 20
+"""A window is at least this many averaging times of the sensor long, so that its lag cannot bend the curve."""
+
+SETTLE_S = 0.5
+"""Rest between a server's start and the idle baseline."""
+
+_PROMPT_ROUNDS = 4
+"""Rounds for which distinct prompts are made; after that they come round again, which an unused cache cannot notice."""
+
+SLOPE_PARTS, STUDENT = 8, 2.45
+"""Stretches of a window whose powers tell a slope from noise, and Student's t at 95 % for them less two means."""
+
+_RESTED_S = 5.0
+"""The end of a rest, over which the power is compared with the idle baseline."""
+
+
+@dataclass(slots=True)
+class Windows:
+    """Makes the windows of one campaign.
+
+    Attributes:
+        idle_w: power with a server loaded and silent, once it is known.
+    """
+
+    suite: Suite
+    bench: Bench
+    idle_w: float | None = None
+
+    @property
+    def least_s(self) -> float:
+        """Shortest window where the suite fixes no rounds."""
+        rails = self.bench.power.chosen.rails
+        averaging_s = max((rail.averaging_s or 0.0 for rail in rails), default=0.0)
+        return max(self.suite.protocol.min_window_s, AVERAGING_WINDOWS * averaging_s)
+
+    def measured(
+        self, index: int, step: Step, setting: Setting, server: Server, lengths: Sequence[int]
+    ) -> list[Window]:
+        """Warm up or rest, then one window for each answer length, in this order."""
+        slots, power = setting.server.parallel, self.bench.power
+        pool = server.prompts(
+            text_of(setting.request.prompt), slots * _PROMPT_ROUNDS, identical=setting.request.identical
+        )
+        batches = [pool[i : i + slots] for i in range(0, len(pool), slots)]
+        found: list[Window] = []
+        before: list[Gate] = []
+        warmed_s = 0.0
+        if setting.protocol.warm == "cold":
+            before = [self._rest(index, step, setting.protocol.rest_s)]
+        else:
+            warmed_s = self._warm(index, step, setting, server, batches[0])
+        for length in lengths:
+            self.bench.progress.doing(index, step, "measuring", power.latest_power_w())
+            window = self._window(index, step, setting, server, batches, length, before)
+            found.append(replace(window, engine={**window.engine, "warmup_s": round(warmed_s, 3)}))
+        return found
+
+    def _warm(self, index: int, step: Step, setting: Setting, server: Server, batch: Sequence[Sequence[int]]) -> float:
+        self.bench.progress.doing(index, step, "warming up", self.bench.power.latest_power_w())
+        protocol = setting.protocol
+        return self.bench.warm(
+            server,
+            protocol.warmup_seconds,
+            tokens=protocol.warmup_tokens,
+            prompts=batch,
+            answer_tokens=setting.request.answer_tokens,
+        )
+
+    def _rest(self, index: int, step: Step, rest_s: float) -> Gate:
+        """Leave the machine alone, and see whether it has come to rest."""
+        self.bench.progress.doing(index, step, "resting", self.bench.power.latest_power_w())
+        time.sleep(rest_s)
+        now = time.monotonic()
+        at_end = self.bench.power.measure(now - min(_RESTED_S, rest_s), now).power_w if rest_s > 0 else None
+        return gates.rested(at_end, self.idle_w, self.suite.gates.rest_flag_above)
+
+    def _window(
+        self, index: int, step: Step, setting: Setting, server: Server,
+        batches: Sequence[Sequence[Sequence[int]]], answer_tokens: int, before_gates: Sequence[Gate],
+    ) -> Window:  # fmt: skip
+        """From the first request sent to the last answer received."""
+        started_utc = store.utc_label(store.utc_now())
+        before, cpu = server.counters(), CpuTimes.now(server.pids)
+        rounds: list[Round] = []
+        while not self._enough(rounds):
+            rounds.append(server.run_round(batches[len(rounds) % len(batches)], answer_tokens, len(rounds)))
+        cpu = CpuTimes.now(server.pids).since(cpu)
+        after = server.counters()
+        start, end = rounds[0].start_mono, rounds[-1].end_mono
+        reading = self.bench.power.measure(start, end)
+        answers = tuple(_from_window_start(answer, r.start_mono - start) for r in rounds for answer in r.answers)
+        slots = setting.server.parallel
+        found = [
+            *before_gates,
+            gates.requests_complete(answers, slots * len(rounds), answer_tokens),
+            *self._gates(setting, answers, reading, before, after, cpu),
+        ]
+        own_length = answer_tokens == setting.request.answer_tokens
+        return Window(
+            condition=step.condition,
+            pass_index=step.pass_index,
+            sequence=index,
+            role=step.role if own_length or step.role == "control" else "length",
+            outcome=gates.outcome(found),
+            started_utc=started_utc,
+            start_mono=start,
+            end_mono=end,
+            tokens=sum(a.predicted_n for a in answers),
+            prompt_tokens=sum(a.prompt_n for a in answers),
+            answer_tokens=answer_tokens,
+            slots=slots,
+            rounds=len(rounds),
+            energy_j=reading.energy_j,
+            uncertainty_j=reading.uncertainty_j,
+            calibration_j=reading.calibration_j,
+            rails=reading.rails,
+            gates=tuple(found),
+            requests=answers,
+            engine=dict(server.facts),
+        )
+
+    def _enough(self, rounds: Sequence[Round]) -> bool:
+        if self.suite.protocol.rounds is not None:
+            return len(rounds) >= self.suite.protocol.rounds
+        return bool(rounds) and rounds[-1].end_mono - rounds[0].start_mono >= self.least_s
+
+    def _gates(
+        self, setting: Setting, answers: Sequence[RequestRecord], reading: Reading,
+        before: Counters | None, after: Counters | None, cpu: CpuTimes,
+    ) -> list[Gate]:  # fmt: skip
+        limits, require, slots = self.suite.gates, self.suite.require, setting.server.parallel
+        steps = after.decode_steps - before.decode_steps if before and after else None
+        busy = after.busy_slots - before.busy_slots if before and after else 0.0
+        found = [
+            gates.prompt_cache(answers, wanted=setting.request.cache_prompt),
+            gates.achieved_batch(busy, steps, slots, limits.batch_void_below, limits.batch_flag_below),
+            gates.client_cost(cpu.ours_s, cpu.machine_s, limits.client_cpu_flag_above),
+            gates.other_load(
+                cpu.others_cores, limits.other_load_flag_above, limits.other_load_void_above, machine.describe().cpus
+            ),
+        ]
+        if setting.draft.draft_model:
+            found.append(gates.drafted(answers))
+        if reading.energy_j:
+            found += self._slope(reading)
+        averaging_s = {rail.name: rail.averaging_s for rail in self.bench.power.chosen.every_rail}
+        return found + checks(
+            reading, limits, averaging_s, min_samples=require.min_samples, thin_voids=require.thin == "void"
+        )
+
+    def _slope(self, reading: Reading) -> list[Gate]:
+        """Whether the power rose or fell within the window; nothing where the sensor spoke too seldom to tell."""
+        parts = SLOPE_PARTS
+        if min(rail.updates for rail in reading.parts) < 2 * parts:
+            return []
+        at = [reading.start_mono + reading.window_s * i / parts for i in range(parts + 1)]
+        powers = [self.bench.power.measure(*edges).power_w for edges in itertools.pairwise(at)]
+        known = [power for power in powers if power is not None]
+        if len(known) < parts:
+            return []
+        halves = known[: parts // 2], known[parts // 2 :]
+        scatter_w = math.sqrt(statistics.fmean(statistics.variance(half) for half in halves))
+        # Student's t at 95 % for the parts less two means; on a straight line the change is twice the halves' difference.
+        uncertainty = STUDENT * 2 * scatter_w * math.sqrt(4 / parts) / statistics.fmean(known)
+        means = [statistics.fmean(half) for half in halves]
+        return [gates.window_power_slope(means[0], means[1], self.suite.gates.power_slope_flag_above, uncertainty)]
+
+    def idle(self, index: int, step: Step, role: Role) -> Window | None:
+        """Power with the server loaded and silent; `None` when the suite leaves it out."""
+        seconds = self.suite.protocol.idle_s
+        if seconds <= 0:
+            return None
+        self.bench.progress.doing(index, step, "idle baseline", self.bench.power.latest_power_w())
+        time.sleep(SETTLE_S)
+        started_utc, start = store.utc_label(store.utc_now()), time.monotonic()
+        time.sleep(seconds)
+        window = silent(role, index, step, started_utc, self.bench.power.measure(start, time.monotonic()))
+        if self.idle_w is None and window.energy_j is not None:
+            self.idle_w = window.energy_j / window.window_s
+        return window
+
+
+def silent(role: Role, index: int, step: Step, started_utc: str, reading: Reading) -> Window:
+    """A window without requests of its own: idle, or the load step."""
+    return Window(
+        condition={}, pass_index=step.pass_index, sequence=index, role=role, started_utc=started_utc,
+        start_mono=reading.start_mono, end_mono=reading.end_mono, outcome="void" if reading.energy_j is None else "measured",
+        energy_j=reading.energy_j, uncertainty_j=reading.uncertainty_j, calibration_j=reading.calibration_j, rails=reading.rails,
+        failure=reading.reason,
+    )  # fmt: skip
+
+
+def failed(index: int, step: Step, failure: str) -> Window:
+    """A window that could not be measured."""
+    now = time.monotonic()
+    return Window(
+        condition=step.condition, pass_index=step.pass_index, sequence=index, role=step.role, outcome="void",
+        started_utc=store.utc_label(store.utc_now()), start_mono=now, end_mono=now, failure=failure,
+    )  # fmt: skip
+
+
+def _from_window_start(answer: RequestRecord, offset_s: float) -> RequestRecord:
+    """Times of an answer counted from the window's start instead of its round's."""
+    return replace(answer, sent_s=round(answer.sent_s + offset_s, 6), received_s=round(answer.received_s + offset_s, 6))
