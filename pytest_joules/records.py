@@ -157,6 +157,34 @@ class RailEnergy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VitalSummary:
+    """Temperature, clock or another sign of the machine's state over a stretch of time.
+
+    Attributes:
+        readings: how many there are in it.
+        first, last, lowest, highest, mean: of the numbers; of words, of 1 where any was true and 0 where none was, so that
+            `mean` is a share of the readings.
+        increase: by how much a counter rose, `None` for other kinds. One that fell was reset or went round, and what it
+            rose before and after is added up: never too much.
+        seen: the words that were true, or the names of the programs that ran, at any reading.
+    """
+
+    name: str
+    what: str
+    kind: str
+    unit: str
+    source: str
+    readings: int
+    first: float
+    last: float
+    lowest: float
+    highest: float
+    mean: float
+    increase: float | None = None
+    seen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """One measured run of one condition: from the first request sent to the last answer received.
 
@@ -185,6 +213,7 @@ class Window:
     rails: tuple[RailEnergy, ...] = ()
     gates: tuple[Gate, ...] = ()
     requests: tuple[RequestRecord, ...] = ()
+    vitals: tuple[VitalSummary, ...] = ()
     engine: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
 

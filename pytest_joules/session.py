@@ -416,12 +416,8 @@ class Session:
                         *(f"meter {name} was passed over: it did not follow the chip" for name in deaf),
                     ),
                     resume=left if self.options.resume else None,
+                    notices=_kept(left) if left and not self.options.resume else (),
                 )
-                if left is not None and not self.options.resume:
-                    self._progress.say(
-                        f"a run of {suite.name} that was cut short after {left.closed} windows is kept; "
-                        "this one begins anew (--joules-resume goes on with it)"
-                    )
                 try:
                     with power:
                         return protocol.measure(suite, bench)
@@ -486,6 +482,14 @@ class Session:
         return Verdict(
             word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
         )  # fmt: skip
+
+
+def _kept(left: store.Interrupted) -> tuple[str, ...]:
+    """What to say when a run begins anew although an earlier one was cut short."""
+    return (
+        f"a run of this suite that was cut short after {left.closed} windows is kept; this one begins anew "
+        "(--joules-resume goes on with it)",
+    )
 
 
 def _in_windows(run: Run) -> list[str]:

@@ -638,8 +638,9 @@ class _Connection:
         self, method: str, path: str, body: bytes | None, timeout_s: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         if self._session is None:
-            # No limit: N requests must not wait for each other in the client.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            # No limit: N requests must not wait for each other in the client. No connection is used twice: the server closes one
+            # after a stream or a pause, perhaps in the moment in which the next request is sent on it.
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         async with self._session.request(

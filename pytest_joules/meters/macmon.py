@@ -220,12 +220,15 @@ class Decoder:
         return Sample(sample.rail, sample.mono, sample.value * share)
 
 
+Listener = Callable[[bytes, float], None]
+
+
 class MacmonReader:
     """A running `macmon pipe`."""
 
-    def __init__(self, helper: Helper, rails: Sequence[Rail]) -> None:
+    def __init__(self, helper: Helper, rails: Sequence[Rail], listeners: Sequence[Listener] = ()) -> None:
         self.interval_s: float | None = None
-        self._helper = helper
+        self._helper, self._listeners = helper, listeners
         self._decoder = Decoder(frozenset(rail.name for rail in rails))
 
     @property
@@ -235,7 +238,11 @@ class MacmonReader:
 
     def read(self) -> Sequence[Sample]:
         """Wait for the next line. Raises `MeterError` when the program has ended."""
-        return [sample for line in self._helper.lines() for sample in self._decoder.feed(line.text, line.mono)]
+        lines = self._helper.lines()
+        for listener in self._listeners:
+            for line in lines:
+                listener(line.text, line.mono)
+        return [sample for line in lines for sample in self._decoder.feed(line.text, line.mono)]
 
     def close(self) -> None:
         """End the program."""
@@ -243,17 +250,23 @@ class MacmonReader:
 
 
 class MacmonMeter:
-    """The power of an Apple chip by its parts, and of the machine where the SMC tells."""
+    """The power of an Apple chip by its parts, and of the machine where the SMC tells.
+
+    Attributes:
+        listeners: called with every line and its arrival time: there is more in it than power, and one macmon is enough.
+    """
 
     def __init__(self, program: Sequence[str], rails: Sequence[Rail], notes: Sequence[str]) -> None:
         self.name = NAME
         self.rails = tuple(rails)
         self.notes = tuple(notes)
+        self.listeners: list[Listener] = []
         self._program = tuple(program)
 
     def open(self, rate_hz: float) -> MacmonReader:
         """Start the program at `rate_hz` lines a second, ten at most."""
-        return MacmonReader(_start(self._program, max(SHORTEST_INTERVAL_MS, round(1000 / rate_hz))), self.rails)
+        helper = _start(self._program, max(SHORTEST_INTERVAL_MS, round(1000 / rate_hz)))
+        return MacmonReader(helper, self.rails, self.listeners)
 
 
 def find(argument: str | None = None) -> Sequence[Meter]:

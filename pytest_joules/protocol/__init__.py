@@ -11,6 +11,7 @@ the last answer received, over as many such rounds as the suite asks for. Loadin
     load.py       who used the CPU meanwhile
     bench.py      what a campaign needs from outside
     lock.py       one measurement at a time
+    signals.py    a request to end, as an interruption that leaves everything in order
 """
 
 from pytest_joules.protocol.bench import Bench, Progress, ServerFactory, Warm, warm

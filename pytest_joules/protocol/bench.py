@@ -15,6 +15,7 @@ from pytest_joules.records import Window
 from pytest_joules.schedule import Step
 from pytest_joules.store import Interrupted, Store
 from pytest_joules.suite import Setting, Suite
+from pytest_joules.vitals.watch import Watch
 from pytest_joules.workload.prompts import text_of
 
 
@@ -75,7 +76,9 @@ class Bench:
         engines: engine by name.
         provenance: what git showed of the predictions.
         deviations: what is already known to differ from what the suite asks.
+        watch: what is looked at beside power; started and stopped by the campaign.
         resume: the interrupted run to go on with.
+        notices: what the person should know before it begins.
     """
 
     model_server: ServerFactory
@@ -88,7 +91,9 @@ class Bench:
     progress: Progress
     provenance: Mapping[str, Any] = field(default_factory=dict)
     deviations: tuple[str, ...] = ()
+    watch: Watch = field(default_factory=Watch)
     resume: Interrupted | None = None
+    notices: tuple[str, ...] = ()
 
 
 def warm(

@@ -17,12 +17,14 @@ from pytest_joules.protocol.bench import Bench
 from pytest_joules.protocol.forecast import advice, forecast
 from pytest_joules.protocol.load import CpuTimes
 from pytest_joules.protocol.run_gates import load_gate, run_gates, supply_gate
+from pytest_joules.protocol.signals import Ended, ending_in_order
 from pytest_joules.protocol.window import Windows, failed, silent
 from pytest_joules.records import Gate, IdleBaseline, MeterRecord, Run, Window
 from pytest_joules.response import LEAST_RESPONSE, Response
 from pytest_joules.schedule import Step
 from pytest_joules.suite import Setting, Suite
 from pytest_joules.sweep import label
+from pytest_joules.vitals import macmon
 from pytest_joules.workload.prompts import text_of
 
 LOAD_STEP_S, LOAD_STEP_REFRESHES = 2.0, 10
@@ -37,7 +39,8 @@ def measure(suite: Suite, bench: Bench) -> store.StoredRun:
         EngineError: no server could be started for the first conditions; nothing was measured.
         MeterError: the meter died and could not be opened again; closed windows are in the journal.
     """
-    return _Campaign(suite, bench).run()
+    with ending_in_order():
+        return _Campaign(suite, bench).run()
 
 
 class _Campaign:
@@ -71,7 +74,12 @@ class _Campaign:
         ledgers = [bench.store.folder / bench.machine_slug / ledger.NAME, ledger.state_folder() / ledger.NAME]
         self._enter(ledgers, "resume" if bench.resume else "start", **self._about())
         done = [index for index, step in enumerate(self.steps) if self._is_done(index, step)]
+        for meter in bench.power.chosen.meters:
+            macmon.attach(meter, bench.watch)
+        bench.watch.start()
         bench.progress.begin(suite, self.steps, len(done))
+        for notice in bench.notices:
+            bench.progress.say(notice)
         kept = False
         outcome, reason = "cut short", ""
         try:
@@ -92,8 +100,11 @@ class _Campaign:
             if self._closed:
                 windows = "1 closed window is" if self._closed == 1 else f"{self._closed} closed windows are"
                 error.add_note(f"{windows} kept in {self.journal.path.name}; --joules-resume goes on from there")
+            if isinstance(error, Ended):
+                error.add_note(str(error))
             raise
         finally:
+            bench.watch.stop()
             # A journal without a window of the suite holds nothing that anyone could miss.
             self.journal.close(remove=kept or not self._closed)
             self._enter(ledgers, "end", run_id=self.run_id, outcome=outcome, reason=reason, windows=self._closed)

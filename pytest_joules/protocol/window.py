@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_joules import gates, machine, store
@@ -102,11 +103,13 @@ class Windows:
         """From the first request sent to the last answer received."""
         started_utc = store.utc_label(store.utc_now())
         before, cpu = server.counters(), CpuTimes.now(server.pids)
+        self.bench.watch.read_now()
         rounds: list[Round] = []
         while not self._enough(rounds):
             rounds.append(server.run_round(batches[len(rounds) % len(batches)], answer_tokens, len(rounds)))
         cpu = CpuTimes.now(server.pids).since(cpu)
         after = server.counters()
+        self.bench.watch.read_now()
         start, end = rounds[0].start_mono, rounds[-1].end_mono
         reading = self.bench.power.measure(start, end)
         answers = tuple(_from_window_start(answer, r.start_mono - start) for r in rounds for answer in r.answers)
@@ -115,6 +118,7 @@ class Windows:
             *before_gates,
             gates.requests_complete(answers, slots * len(rounds), answer_tokens),
             *self._gates(setting, answers, reading, before, after, cpu),
+            *self._vital_gates(start, end, server.pids),
         ]
         own_length = answer_tokens == setting.request.answer_tokens
         return Window(
@@ -137,6 +141,7 @@ class Windows:
             rails=reading.rails,
             gates=tuple(found),
             requests=answers,
+            vitals=self.bench.watch.between(start, end),
             engine=dict(server.facts),
         )
 
@@ -168,6 +173,33 @@ class Windows:
         return found + checks(
             reading, limits, averaging_s, min_samples=require.min_samples, thin_voids=require.thin == "void"
         )
+
+    def _vital_gates(self, start: float, end: float, engine_pids: Collection[int]) -> list[Gate]:
+        """Heat, throttling, limits, neighbours, swap and battery, where this machine shows them."""
+        watch, limits = self.bench.watch, self.suite.gates
+        rails = [rail.name for rail in self.bench.power.chosen.rails]
+        # Cards that do not run the model may do what they like.
+        used = [
+            vital.name
+            for vital in watch.vitals
+            if not vital.name.startswith("nvml.") or any(r.startswith(vital.name.rpartition(".")[0]) for r in rails)
+        ]
+        found = [gates.battery_charging(watch.charging(start, end))]
+        if watch.sees("temperature", used):
+            rise_c = watch.temperature_rise_c(start, end, used)
+            found.append(gates.temperature_rise(rise_c, limits.temperature_rise_flag_above_c))
+        if watch.sees("throttle", used):
+            found.append(gates.throttled(watch.throttled(start, end, used)))
+            share = watch.power_limited_share(start, end, used)
+            if share is not None:
+                limit_w = min(watch.power_limits_w(start, end, used).values(), default=None)
+                found.append(gates.power_limit_saturated(share, limit_w, limits.power_limit_flag_above))
+        if watch.sees("programs", used):
+            ours = {*engine_pids, os.getpid()}
+            found.append(gates.other_gpu_process(watch.others_on_gpu(start, end, ours, used)))
+        if watch.sees("swap"):
+            found.append(gates.swapping(watch.swapped_mib(start, end), limits.swapped_flag_above_mib))
+        return found
 
     def _slope(self, reading: Reading) -> list[Gate]:
         """Whether the power rose or fell within the window; nothing where the sensor spoke too seldom to tell."""

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Literal, Protocol
 
 from pytest_joules import discovery
+from pytest_joules.records import VitalSummary
 
 ENTRY_POINTS = "pytest_joules.vitals"
 
@@ -70,34 +71,6 @@ class Vital:
     word: str = ""
     every: int = 1
     close: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VitalSummary:
-    """A vital over a stretch of time; plain JSON values.
-
-    Attributes:
-        readings: how many there are in it.
-        first, last, lowest, highest, mean: of the numbers; of words, of 1 where any was true and 0 where none was, so that
-            `mean` is a share of the readings.
-        increase: by how much a counter rose, `None` for other kinds. One that fell was reset or went round, and what it
-            rose before and after is added up: never too much.
-        seen: the words that were true, or the names of the programs that ran, at any reading.
-    """
-
-    name: str
-    what: What
-    kind: Kind
-    unit: str
-    source: str
-    readings: int
-    first: float
-    last: float
-    lowest: float
-    highest: float
-    mean: float
-    increase: float | None = None
-    seen: tuple[str, ...] = ()
 
 
 class Platform(Protocol):

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pytest_joules.meters.macmon import Reading, number, parse
+from pytest_joules.meters import Meter
+from pytest_joules.meters.macmon import MacmonMeter, Reading, number, parse
 from pytest_joules.vitals import Vital
+from pytest_joules.vitals.watch import Watch
 
 NAME = "macmon"
 
@@ -30,6 +32,12 @@ VITALS = tuple(
     for name, (new, old) in _CLOCKS.items()
 )
 """What a line may hold."""
+
+
+def attach(meter: Meter, watch: Watch) -> None:
+    """Have the watch told what stands beside the power in the lines of a macmon meter; other meters are left alone."""
+    if isinstance(meter, MacmonMeter):
+        meter.listeners.append(lambda line, mono: watch.feed(VITALS, readings(line), mono))
 
 
 def readings(line: bytes) -> Mapping[str, float]:

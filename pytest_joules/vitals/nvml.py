@@ -99,7 +99,7 @@ def _of_gpu(driver: _Driver, index: int) -> Iterator[Vital]:
         )
 
 
-def _answers(read: Callable[[], Value]) -> bool:
+def _answers(read: Callable[[], Value | None]) -> bool:
     try:
         read()
     except Exception:  # not supported, not known to this driver or this pynvml, or no number
@@ -107,7 +107,9 @@ def _answers(read: Callable[[], Value]) -> bool:
     return True
 
 
-def _ask(driver: _Driver, index: int, ask: Callable[[Any, Any], Value]) -> Value:
+def _ask(driver: _Driver, index: int, ask: Callable[[Any, Any], Value]) -> Value | None:
+    if _one_sleeps():
+        return None
     nvml = driver.nvml()
     return ask(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
 

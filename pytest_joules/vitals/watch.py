@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pytest_joules import discovery
+from pytest_joules.records import VitalSummary
 from pytest_joules.vitals import (
     POWER_LIMIT,
     Value,
     Vital,
-    VitalSummary,
     What,
     believable,
     platforms,

@@ -5,6 +5,9 @@ A script is what the cases' nvml*.json hold: `init_error`, and `devices` with `i
 `error`, `power_mw`, `energy_mj` and `enforced_limit_mw`. A quantity is a number, `{"error": code}`, or steps of time
 `[[t, either], ...]`; time is the attribute `now`. Two keys go beyond the cases: `architecture` and `fields`,
 the latter by field id. Without them the driver is too old to know the question.
+
+For what is looked at beside power there are `temperature_v_c`, `temperature_c`, `clocks_mhz` by clock, `event_reasons`,
+`throttle_reasons`, `pids`, and `process_names` by pid.
 """
 
 from __future__ import annotations
@@ -105,6 +108,30 @@ class FakeNvml:
         if "fields" not in device:
             raise NVMLError(13)
         return [self._field(device["fields"], field_id) for field_id in field_ids]
+
+    def nvmlDeviceGetTemperatureV(self, device: dict[str, Any], sensor: int) -> int:
+        return self._value(device, "temperature_v_c", unknown=13)
+
+    def nvmlDeviceGetTemperature(self, device: dict[str, Any], sensor: int) -> int:
+        return self._value(device, "temperature_c")
+
+    def nvmlDeviceGetClockInfo(self, device: dict[str, Any], clock: int) -> int:
+        return self._value(device.get("clocks_mhz", {}), clock)
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: dict[str, Any]) -> int:
+        return self._value(device, "event_reasons", unknown=13)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: dict[str, Any]) -> int:
+        return self._value(device, "throttle_reasons")
+
+    def nvmlDeviceGetComputeRunningProcesses(self, device: dict[str, Any]) -> list[SimpleNamespace]:
+        if "pids" not in device:
+            raise NVMLError(3)
+        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in device["pids"]]
+
+    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
+        names = {pid: name for device in self.devices for pid, name in device.get("process_names", {}).items()}
+        return self._value(names, pid, unknown=6).encode()
 
     def _field(self, fields: dict[int, Any], field_id: int) -> SimpleNamespace:
         try:

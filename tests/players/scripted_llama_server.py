@@ -4,6 +4,7 @@ usage: scripted_llama_server.py SCENARIO.json REQUESTS.jsonl [llama-server's own
 
 SCENARIO.json, all keys optional:
 
+    deaf      true: SIGTERM does not end it
     stderr    lines for the log, written before anything is served
     routes    for "GET /health" and the like the replies in their order; the last one repeats
     default   reply of every other path
@@ -18,6 +19,7 @@ die of a `signal`. Every request is first written to REQUESTS.jsonl, with the mo
 
 import base64
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,8 @@ def main() -> int:
     if arguments[:1] == ["--version"]:
         print(scenario.get("version", "version: 10621 (c1d0e7a00)"), file=sys.stderr)
         return 0
+    if scenario.get("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for line in scenario.get("stderr", []):
         print(line, file=sys.stderr, flush=True)
     return serve(scenario, requests, int(arguments[arguments.index("--port") + 1]))

@@ -5,7 +5,9 @@ import signal
 import pytest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda number: number.name
+)
 def test_a_run_that_is_ended_in_mid_window(project, until, number: signal.Signals) -> None:
     project.suite(protocol={"passes": 20})
     process = project.start()
@@ -13,10 +15,12 @@ def test_a_run_that_is_ended_in_mid_window(project, until, number: signal.Signal
     until(project.server_at_work)
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
-    assert process.returncode == (pytest.ExitCode.INTERRUPTED if number == signal.SIGINT else -number), output
+    in_order = number != signal.SIGKILL
+    assert process.returncode == (pytest.ExitCode.INTERRUPTED if in_order else -number), output
     project.assert_no_orphans()
     events = project.journal()
     closed = [event["window"] for event in events if event["event"] == "window"]
     assert closed
     assert all(window["tokens"] and window["energy_j"] for window in closed)
-    assert [event["event"] for event in events[len(closed) + 1 :]] == (["cut short"] if number == signal.SIGINT else [])
+    assert [event["event"] for event in events[len(closed) + 1 :]] == (["cut short"] if in_order else [])
+    assert ("--joules-resume goes on from there" in output) == in_order

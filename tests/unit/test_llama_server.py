@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from players.scripted_llama_server import HELP
 
@@ -992,6 +993,34 @@ def test_a_request_without_an_answer(scripted) -> None:
     played = scripted(routes={"POST /completion": [{"delay_s": 60}]})
     with played.serve(answer_s=1.0) as server, pytest.raises(EngineError, match="gave no answer within 1 s"):
         answers(server)
+
+
+def test_a_server_that_hangs_and_is_deaf_is_ended_all_the_same(scripted, gone) -> None:
+    played = scripted(routes={"POST /completion": [{"delay_s": 600}]}, deaf=True)
+    words = "gave no answer within 1 s; ask for shorter answers, or raise request_timeout_s; its log ends: "
+    with played.serve(answer_s=1.0) as server, pytest.raises(EngineError, match=words):
+        answers(server)
+    assert gone(*server.pids)
+
+
+@pytest.mark.parametrize("reply", [{"json": ANSWER}, {"signal": 9}, {"exit": 1}], ids=["stopped", "killed", "exited"])
+def test_not_even_a_zombie_is_left(scripted, reply: dict[str, Any]) -> None:
+    with scripted(routes={"POST /completion": [reply]}).serve() as server:
+        pids = server.pids
+        with contextlib.suppress(EngineError):
+            answers(server)
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_an_error_that_never_ends_is_told_each_time_and_the_server_ended(scripted, gone) -> None:
+    fault = {"status": 500, "json": {"error": {"code": 500, "message": "compute error", "type": "server_error"}}}
+    with scripted(routes={"POST /completion": [fault]}).serve() as server:
+        for _ in range(3):
+            with pytest.raises(
+                EngineError, match=r"1 of 1 requests failed: .*compute error; try another build with --joules-server$"
+            ):
+                answers(server)
+    assert gone(*server.pids)
 
 
 def test_running_totals(scripted) -> None:

@@ -52,7 +52,7 @@ def test_a_misspelt_prompt_is_no_text(asking) -> None:
     ):
         asking("prompt: shortt")
     with pytest.raises(UsageError, match=r"prompt: should be 'short', not 'Why\?'"):
-        asking("prompt: Why?")
+        asking("prompt: 'Why?'")
 
 
 def test_a_text_of_ones_own_stands_under_its_own_key(asking) -> None:
