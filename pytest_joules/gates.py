@@ -27,6 +27,9 @@ NARROWING = ("drift", "run order", "power slope", "temperature rise", "throttlin
 _CAUSE_CHARACTERS = 200
 """A cause is cut here, so that the line with limit and remedy stays under 300 characters."""
 
+RELEASE_SHARE = 0.02
+"""How much of a round may pass between the first request sent and the last, before its batch is another than asked."""
+
 PROMPT_TOKEN_STEPS = 50
 """A prompt token costs about one decode step at most, a few more with drafting; an image costs thousands."""
 
@@ -66,6 +69,23 @@ def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_token
     )
 
 
+def released(spread_s: float, share: float) -> Gate:
+    """Whether the requests of a round were sent together.
+
+    Args:
+        spread_s: from the first request sent to the last, the longest of the rounds.
+        share: of the round's length, the largest.
+    """
+    flagged = share > RELEASE_SHARE
+    return Gate(
+        name="requests together",
+        outcome="flag" if flagged else "pass",
+        value=f"sent within {1000 * spread_s:.1f} ms, {share:.1%} of the round",
+        limit=f"{RELEASE_SHARE:.0%} of the round",
+        remedy="longer answers, or fewer programs beside the client" if flagged else "",
+    )
+
+
 def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool) -> Gate:
     """Prompts were computed when that was asked for, and came from the cache when that was."""
     cached = sum(a.cache_n for a in answers)
@@ -96,13 +116,20 @@ def _more_than_its_prompt(answer: RequestRecord) -> bool:
 
 
 def achieved_batch(
-    busy_slots: float, decode_steps: float | None, slots: int, void_below: float, flag_below: float
+    busy_slots: float,
+    decode_steps: float | None,
+    slots: int,
+    void_below: float,
+    flag_below: float,
+    drain_share: float = 0.0,
 ) -> Gate:
     """How many slots were busy per decode step, against how many were asked for.
 
     Args:
         busy_slots: slots busy summed over the decode steps of the window.
         decode_steps: steps of the window; `None` when the engine does not say.
+        drain_share: share of a closed loop during which slots fell idle because no question was left. They do so one
+            by one, so that half of them are busy meanwhile; that much is left out of account.
     """
     limit = f"at least {flag_below:.0%} of {slots}"
     if not decode_steps:
@@ -110,10 +137,13 @@ def achieved_batch(
             name="achieved batch", outcome="not evaluable", value=None, limit=limit, remedy="the server has no /metrics"
         )
     achieved = busy_slots / decode_steps
-    share = achieved / slots
-    kind = _worst(flags=share < flag_below, voids=share < void_below)
+    full = (achieved / slots - drain_share / 2) / (1 - drain_share) if drain_share < 1 else achieved / slots
+    kind = _worst(flags=full < flag_below, voids=full < void_below)
     remedy = "" if kind == "pass" else "ask for longer answers, so that the ends of the requests weigh less"
-    return Gate(name="achieved batch", outcome=kind, value=achieved, limit=limit, remedy=remedy)
+    value = (
+        f"{achieved:.4g}, of which the last {drain_share:.1%} of the time are the drain" if drain_share else achieved
+    )
+    return Gate(name="achieved batch", outcome=kind, value=value, limit=limit, remedy=remedy)
 
 
 def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str, remedy: str = "") -> Gate:

@@ -9,6 +9,7 @@ can write the files can write them anew; the ledger stops forgetting, not forgin
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -85,15 +86,21 @@ def append(paths: Sequence[Path], record: Mapping[str, Any]) -> list[str]:
 
 def _append(path: Path, record: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
+    with path.open("a+b", buffering=0) as file:
         file.seek(0)
-        content = file.read()
+        content = file.readall()
         last = next((line for line in reversed(content.split(b"\n")) if line), b"")
         line = json.dumps({**record, "prev": _digest(last)}, allow_nan=False, ensure_ascii=False).encode()
         # A line that a crash cut off must not swallow the next one.
-        file.write((b"" if not content or content.endswith(b"\n") else b"\n") + line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+        line = (b"" if not content or content.endswith(b"\n") else b"\n") + line + b"\n"
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            # Half a line would stand for ever as a break in the chain.
+            file.truncate(len(content))
+            raise
 
 
 def _digest(line: bytes) -> str:

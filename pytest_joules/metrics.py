@@ -6,7 +6,7 @@ Adding a metric means adding one entry here and one property to `Sweep` and `Row
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pytest_joules.records import IdleBaseline, Window
@@ -23,7 +23,7 @@ class Metric:
         name: as a prediction reads it; it carries the unit.
         meaning: one line for a person.
         cost: less is better, and a saving can be spoken of.
-        of_window: the figure of one window; `None` where it is undefined.
+        of_window: the figure of one window; `None` where it is undefined, or comes from several windows together.
         energy_power: how the figure scales with energy per token, as an exponent.
         speed_power: how the figure scales with tokens per second, as an exponent.
     """
@@ -63,11 +63,41 @@ def inter_token_s(window: Window) -> float | None:
     return math.fsum(medians) / len(medians) if medians and len(medians) == len(window.requests) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """The line through (answer tokens, energy) of one condition's windows in one pass.
+
+    Attributes:
+        slope_mj: energy of a generated token, without what does not grow with the answer.
+        intercept_j: energy of a request beside its tokens, prompt and all.
+        shortest_j: energy of a request with the shortest answers, where the intercept weighs most.
+    """
+
+    slope_mj: float
+    intercept_j: float
+    shortest_j: float
+
+
+def decode(windows: Sequence[Window]) -> Decode | None:
+    """The least-squares line through windows of several answer lengths; `None` without energy at two lengths."""
+    points = sorted((w.answer_tokens, w.energy_j / len(w.requests)) for w in windows if w.energy_j and w.requests)
+    lengths = [float(tokens) for tokens, _ in points]
+    if len(set(lengths)) < 2:
+        return None
+    energies = [energy_j for _, energy_j in points]
+    mean_n, mean_j = math.fsum(lengths) / len(points), math.fsum(energies) / len(points)
+    varied = math.fsum((n - mean_n) ** 2 for n in lengths)
+    slope_j = math.fsum((n - mean_n) * (e - mean_j) for n, e in zip(lengths, energies, strict=True)) / varied
+    return Decode(1000.0 * slope_j, mean_j - slope_j * mean_n, energies[0])
+
+
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("energy_per_token_mj", "energy per generated token, prompt included", True, energy_per_token_mj, 1, 0),
         Metric("net_energy_per_token_mj", "the same above the idle power", True, net_energy_per_token_mj, 1, 0),
+        Metric("decode_energy_per_token_mj", "energy per generated token over answers of several lengths, prompt left out",
+               True, lambda *_: None, 1, 0),
         Metric("tokens_per_s", "generated tokens per second of window, all requests together", False,
                lambda w, _: w.tokens / w.window_s, 0, 1),
         Metric("tokens_per_s_per_request", "generated tokens per second of one request", False,

@@ -272,7 +272,9 @@ class Session:
                 )
             if not found:
                 compared = (other.axes, other.conditions) if other else None
-                result = synthetic.search(prediction, suite.axes, suite.conditions, compared, suite.protocol.passes)
+                result = synthetic.search(
+                    prediction, suite.axes, suite.conditions, compared, suite.protocol.passes, suite.undefined
+                )
                 if result.broken:
                     found.append(result.broken)
                 elif result.cannot_fail:

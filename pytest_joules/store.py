@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import glob
 import gzip
 import importlib.metadata
@@ -23,9 +24,11 @@ import re
 import secrets
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
@@ -86,18 +89,30 @@ class StoredRun:
 
 
 class Journal:
-    """One line per event of a running measurement, on the disk before the next thing is done."""
+    """One line per event of a running measurement, on the disk before the next thing is done.
+
+    Attributes:
+        made_anew: the file was taken away or replaced under way, and written again with all it had held; for the caller to
+            reset.
+
+    Raises:
+        OSError: from every method but `close`, when the disk takes no more.
+    """
 
     def __init__(self, path: Path, counters: Container[str], header: Mapping[str, Any] | None) -> None:
         """Begin a journal with its header; without one, go on with the journal that is there."""
-        self.path, self._counters = path, counters
+        self.path, self._counters, self.made_anew = path, counters, False
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = path.open("a" if header is None else "x", encoding="utf-8")
-        if header is None:
-            # A line that a crash cut off must not swallow the next one.
-            self._file.write("\n")
-        else:
-            self._write({"event": "start", **header})
+        # Without a buffer: what could not be written must not come back at the next line or at the close.
+        self._file: FileIO = path.open("a+b" if header is None else "x+b", buffering=0)
+        # A line that a crash cut off must not swallow the next one.
+        self._torn = header is None
+        if header is not None:
+            try:
+                self._write({"event": "start", **header})
+            except OSError:
+                self.close(remove=True)
+                raise
 
     def window(self, window: Window, samples: Sequence[Sample]) -> None:
         """A window that has closed, with its samples."""
@@ -117,12 +132,38 @@ class Journal:
         """Close it; `remove` once the run it led to is safely written."""
         self._file.close()
         if remove:
-            self.path.unlink(missing_ok=True)
+            # One that cannot be removed now is taken away by the next run.
+            with contextlib.suppress(OSError):
+                self.path.unlink()
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(_strict(record) + "\n")
-        self._file.flush()
+        line = f"{_strict(record)}\n".encode()
+        torn, self._torn = self._torn, True
+        _write_whole(self._file, b"\n" + line if torn else line)
         os.fsync(self._file.fileno())
+        self._torn = False
+        if self._is_away():
+            self._make_anew()
+
+    def _is_away(self) -> bool:
+        """Whether the path leads elsewhere by now: written on, a deleted file would take everything along at the end."""
+        mine = os.fstat(self._file.fileno())
+        try:
+            there = self.path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        return (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino)
+
+    def _make_anew(self) -> None:
+        self._file.seek(0)
+        content = self._file.readall()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = _partial(self.path)
+        _write_partial(partial, content)
+        partial.replace(self.path)
+        self._file.close()
+        self._file = self.path.open("a+b", buffering=0)
+        self.made_anew = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +256,39 @@ class Store:
                         return found
         return None
 
+    def tidy(self, machine_slug: str, suite: str) -> None:
+        """Take away what killed runs of a suite left that nobody can use: journals without a closed window or beside their
+        finished run, and files that were not written to their end.
+
+        Only for who holds the machine: a run under way has just such files.
+        """
+        folder = self.place(machine_slug, suite)
+        with contextlib.suppress(OSError):
+            for path in (*folder.glob(".*.part"), *folder.parent.glob(".*.part")):
+                if not _is_running(path.suffixes[-2][1:]):
+                    path.unlink()
+            for path in folder.glob(f"*{_JOURNAL}"):
+                if path.with_name(f"{path.name.removesuffix(_JOURNAL)}.json").exists() or _holds_nothing(path):
+                    path.unlink()
+
     def write(self, run: Run, samples: Iterable[Sample]) -> StoredRun:
         """Keep a finished run and its samples, and the machine's facts when they are new.
 
         Raises:
             FileExistsError: a run of this id is there already; runs are never overwritten.
+            OSError: the disk takes no more.
         """
         folder = self.place(run.machine_slug, run.suite_name)
         folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{run.run_id}.json"
+        if path.exists():
+            raise FileExistsError(path)
         if run.samples_file:
+            # Without their run they are left of an attempt to write it that did not come to its end.
+            (folder / run.samples_file).unlink(missing_ok=True)
             counters = {rail.name for rail in run.meter.rails if rail.kind == "counter"}
             packed = gzip.compress("".join(_strict(_sample(s, counters)) + "\n" for s in samples).encode(), mtime=0)
             _write_new(folder / run.samples_file, packed)
-        path = folder / f"{run.run_id}.json"
         _write_new(path, (_strict(_RUN.dump_python(run, mode="json"), indent=1) + "\n").encode())
         machine_file = folder.parent / "machine.json"
         with contextlib.suppress(FileExistsError):
@@ -235,17 +296,24 @@ class Store:
         return StoredRun(run, path)
 
     def append_verdicts(self, stored: StoredRun, verdicts: Sequence[Verdict]) -> None:
-        """Add verdicts beside their run; earlier ones stay."""
-        lines = [_strict(_VERDICT.dump_python(verdict, mode="json")) + "\n" for verdict in verdicts]
-        with stored.verdicts_path.open("a+b") as file:
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    # A line that a crash cut off must not swallow the next one.
-                    file.write(b"\n")
-            file.write("".join(lines).encode())
-            file.flush()
-            os.fsync(file.fileno())
+        """Add verdicts beside their run; earlier ones stay.
+
+        Raises:
+            UsageError: they cannot be written.
+        """
+        lines = "".join(_strict(_VERDICT.dump_python(verdict, mode="json")) + "\n" for verdict in verdicts).encode()
+        try:
+            stored.path.parent.mkdir(parents=True, exist_ok=True)
+            with stored.verdicts_path.open("a+b", buffering=0) as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        # A line that a crash cut off must not swallow the next one.
+                        lines = b"\n" + lines
+                _write_whole(file, lines)
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UsageError(f"the verdicts cannot be kept: {unwritten(stored.verdicts_path, error)}") from None
 
     def runs(self, machine_slug: str | None = None, suite: str | None = None) -> Iterator[StoredRun]:
         """Stored runs, oldest first. Files that are no run of a known format are passed over by name only."""
@@ -264,6 +332,18 @@ class Store:
         """Files of runs, oldest first."""
         machine, name = (glob.escape(part) if part else "*" for part in (machine_slug, suite))
         return sorted(self.folder.glob(f"{machine}/{name}/*.json"), key=lambda path: path.name)
+
+
+def _holds_nothing(journal: Path) -> bool:
+    """No window of the suite closed before the run was cut short. One of another version may hold some."""
+    try:
+        return not load_journal(journal).closed
+    except UsageError:
+        return b"\n" not in journal.read_bytes()  # cut off in its first line
+
+
+def _is_running(pid: str) -> bool:
+    return pid.isdigit() and psutil.pid_exists(int(pid))
 
 
 def load(path: Path) -> StoredRun:
@@ -332,6 +412,17 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
 
 
+def unwritten(path: Path, error: OSError) -> str:
+    """Why a file could not be written, and what to do about it."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        step = "make room there, then run again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        step = "make it writable again, then run again"
+    else:
+        step = "see to it, then run again"
+    return f"{path.parent} takes no more ({error.strerror or error}); {step}"
+
+
 def _no_figure(name: str) -> None:
     raise ValueError(f"it holds {name}")
 
@@ -350,14 +441,29 @@ def _strict(record: Any, indent: int | None = None) -> str:
     return text
 
 
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _write_partial(path: Path, content: bytes) -> None:
+    """What will be renamed when it is whole."""
+    with path.open("wb", buffering=0) as file:
+        _write_whole(file, content)
+        os.fsync(file.fileno())
+
+
+def _write_whole(file: FileIO, content: bytes) -> None:
+    """All of it: a disk that fills up takes a part first, and fails only when asked again."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
 def _write_new(path: Path, content: bytes) -> None:
     """Write a file that must not exist yet; it appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = _partial(path)
     try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_partial(partial, content)
         # A hard link fails when the name is taken, which rename would silently replace.
         try:
             os.link(partial, path)

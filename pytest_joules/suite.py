@@ -31,6 +31,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 DEFAULT_ENGINE = "llama-server"
 
+CLOSED_LOOP_ROUNDS = 8
+"""So many questions for each slot at least, so that the end of a closed loop, where slots fall idle, weighs little."""
+
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -276,6 +279,19 @@ class Suite:
         """Every point of the grid, the last axis fastest."""
         return tuple(dict(zip(self.vary, values, strict=True)) for values in itertools.product(*self.vary.values()))
 
+    @property
+    def undefined(self) -> Mapping[str, str]:
+        """Metrics that nothing will be measured for, each with what to ask for instead."""
+        wanted = {
+            "decode_energy_per_token_mj": (self.request.lengths, "state request.lengths"),
+            "time_to_first_token_s": (self.request.stream or "stream" in self.vary, "state request.stream: true"),
+            "inter_token_s": (self.request.stream or "stream" in self.vary, "state request.stream: true"),
+            "net_energy_per_token_mj": (self.protocol.idle_s, "state protocol.idle_s"),
+        }
+        return {
+            metric: f"the suite does not measure it; {hint}" for metric, (asked, hint) in wanted.items() if not asked
+        }
+
     def setting(self, condition: Condition) -> Setting:
         """The condition's values put in place of the suite's own."""
         parts: dict[str, dict[str, Any]] = {section: {} for section in ("", *_SECTIONS, "knobs")}
@@ -300,6 +316,7 @@ class Suite:
         plain = dataclasses.asdict(self)
         plain["files"] = [path.name for path in self.files]
         plain["vary"] = {axis: list(values) for axis, values in self.vary.items()}
+        plain["request"]["lengths"] = list(self.request.lengths)
         return plain
 
 
@@ -646,6 +663,14 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
         yield f"{document.place(('protocol', 'warmup_tokens'))}: warmup_s and warmup_tokens: give one of them"
     if all(p.warm == "cold" for p in warmups) and (protocol.warmup_s is not None or protocol.warmup_tokens is not None):
         yield f"{document.place(('protocol', 'warm'))}: protocol.warm: a cold window has no warm-up; remove the warm-up or this"
+    if any(p.warm == "cold" for p in warmups) and suite.request.lengths:
+        yield f"{document.place(('request', 'lengths'))}: request.lengths: only the first window of a server is cold; remove one of them"
+    closed = any(suite.setting(condition).request.closed_loop for condition in suite.conditions)
+    if closed and protocol.rounds is not None and protocol.rounds < CLOSED_LOOP_ROUNDS:
+        yield (
+            f"{document.place(('protocol', 'rounds'))}: protocol.rounds: a closed loop asks at least {CLOSED_LOOP_ROUNDS} "
+            "questions of each slot, so that its end weighs little; raise it or leave it out"
+        )
     gates = suite.gates
     if gates.batch_flag_below < gates.batch_void_below:
         yield f"{document.place(('gates',))}: gates: batch_flag_below must not be under batch_void_below"
@@ -663,7 +688,7 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
             yield f"{document.place(path)}: {'.'.join(path)}: it has no effect without draft_model; name one"
     for condition in suite.conditions:
         setting = suite.setting(condition)
-        needed = setting.request.answer_tokens
+        needed = max(setting.request.answer_tokens, *(setting.request.lengths or (0,)))
         if needed >= setting.server.context_per_slot:
             shown = ", ".join(f"{k}={v}" for k, v in condition.items()) or "the suite"
             section = "vary" if "answer_tokens" in suite.vary else "request"

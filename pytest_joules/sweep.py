@@ -14,7 +14,7 @@ from typing import Any
 from tabulate import tabulate
 
 from pytest_joules.errors import Void
-from pytest_joules.metrics import METRICS
+from pytest_joules.metrics import METRICS, decode
 from pytest_joules.records import Condition, IdleBaseline, Run, Window
 from pytest_joules.words import nearest
 
@@ -214,6 +214,7 @@ class Row(_Metrics):
 
     energy_per_token_mj = _Figure()
     net_energy_per_token_mj = _Figure()
+    decode_energy_per_token_mj = _Figure()
     tokens_per_s = _Figure()
     tokens_per_s_per_request = _Figure()
     power_w = _Figure()
@@ -268,6 +269,7 @@ class Sweep(_Metrics):
 
     energy_per_token_mj = _ColumnOf()
     net_energy_per_token_mj = _ColumnOf()
+    decode_energy_per_token_mj = _ColumnOf()
     tokens_per_s = _ColumnOf()
     tokens_per_s_per_request = _ColumnOf()
     power_w = _ColumnOf()
@@ -359,7 +361,7 @@ def from_run(run: Run) -> Sweep:
     """The table of a run: a cell for every condition asked for, void where any of its passes is."""
     by_condition = {_hashable(condition): [] for condition in run.conditions}  # type: dict[Any, list[Window]]
     for window in run.windows:
-        if window.role == "measured":
+        if window.role in ("measured", "length"):
             by_condition[_hashable(window.condition)].append(window)
     spoiled = "; ".join(str(gate) for gate in run.gates if gate.outcome == "void")
     cells = [
@@ -385,18 +387,23 @@ def _hashable(condition: Condition) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((axis, repr(value)) for axis, value in condition.items()))
 
 
-def _cell(condition: Condition, windows: list[Window], run: Run) -> Cell:
+def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
+    windows = [window for window in every if window.role == "measured"]
     spoiled = [f"pass {w.pass_index + 1}: {'; '.join(w.reasons) or 'void'}" for w in windows if w.outcome == "void"]
     if spoiled:
         return Cell(condition=condition, void=" | ".join(spoiled))
     if len(windows) < run.passes:
         return Cell(condition=condition, void=f"{len(windows)} of {run.passes} passes were measured")
-    figures = tuple(_figures(window, run.idle) for window in windows)
+    figures = tuple(_figures(window, run.idle) | _decode(window, every) for window in windows)
     shares = [(w.uncertainty_j / w.energy_j, w.calibration_j / w.energy_j) for w in windows if w.energy_j]
     half_width = max((math.sqrt(max(0.0, whole**2 - gain**2)) for whole, gain in shares), default=0.0)
     calibration = max((gain for _, gain in shares), default=0.0)
     flags = tuple(dict.fromkeys(reason for w in windows for reason in w.reasons))
-    undefined = {"net_energy_per_token_mj": _why_no_net(run.idle), **_why_no_times(windows)}
+    undefined = {
+        "net_energy_per_token_mj": _why_no_net(run.idle),
+        "decode_energy_per_token_mj": _why_no_decode(every),
+        **_why_no_times(windows),
+    }
     return Cell(
         condition=condition,
         passes=figures,
@@ -410,6 +417,20 @@ def _cell(condition: Condition, windows: list[Window], run: Run) -> Cell:
 def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:
     figures = ((name, metric.of_window(window, idle)) for name, metric in METRICS.items())
     return {name: figure for name, figure in figures if figure is not None}
+
+
+def _decode(window: Window, every: Sequence[Window]) -> dict[str, float]:
+    """The figure that comes from all answer lengths of one pass together."""
+    of_pass = [w for w in every if w.pass_index == window.pass_index]
+    line = None if any(w.outcome == "void" for w in of_pass) else decode(of_pass)
+    return {} if line is None else {"decode_energy_per_token_mj": line.slope_mj}
+
+
+def _why_no_decode(every: Sequence[Window]) -> str:
+    spoiled = [w for w in every if w.role == "length" and w.outcome == "void"]
+    if spoiled:
+        return f"pass {spoiled[0].pass_index + 1}, answers of {spoiled[0].answer_tokens} tokens: {'; '.join(spoiled[0].reasons)}"
+    return "answers of one length alone were measured; state request.lengths"
 
 
 def _why_no_net(idle: IdleBaseline | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_joules.prediction import Prediction, judge
 from pytest_joules.records import Condition
@@ -55,16 +55,38 @@ def search(
     conditions: Sequence[Condition],
     against: tuple[Sequence[str], Sequence[Condition]] | None = None,
     passes: int = 2,
+    undefined: Mapping[str, str] | None = None,
 ) -> Search:
-    """Judge a prediction on synthetic tables of its suite's conditions (and of the suite it compares with)."""
+    """Judge a prediction on synthetic tables of its suite's conditions (and of the suite it compares with).
+
+    Args:
+        undefined: metrics that the suite does not measure, with the reason; reading one is an error.
+    """
     held = 0
     others = tables(*against, passes=2, seed=1) if against else None
     for table in tables(axes, conditions, passes):
-        judgement = judge(prediction, table, next(others) if others else None)
+        known = _without(table, undefined or {})
+        judgement = judge(prediction, known, next(others) if others else None)
         if judgement.word in ("broken", "void"):
             return Search(0.0, judgement.detail)
         held += judgement.word == "held"
     return Search(held / TABLES)
+
+
+def _without(table: Sweep, undefined: Mapping[str, str]) -> Sweep:
+    """The table less the metrics that nothing will be measured for."""
+    if not undefined:
+        return table
+    return table.fresh(
+        [
+            replace(
+                cell,
+                passes=tuple({k: v for k, v in figures.items() if k not in undefined} for figures in cell.passes),
+                undefined=undefined,
+            )
+            for cell in table.cells
+        ]
+    )
 
 
 def tables(axes: Sequence[str], conditions: Sequence[Condition], passes: int = 2, seed: int = 0) -> Iterator[Sweep]:
@@ -124,20 +146,23 @@ def _shape(
 def _cell(condition: Condition, mj: float, per_s: float, spread: float, passes: int, draw: random.Random) -> Cell:
     slots = condition.get("parallel", 1)
     slots = slots if isinstance(slots, int) and slots > 0 else 1
+    # What is left of the energy above idle, or without the prompt: anything, lest a rule about it could not fail.
+    shares = draw.uniform(0.2, 1.0), draw.uniform(0.4, 1.1)
     figures = []
     for index in range(passes):
         # The passes stand symmetrically about the mean, so that the spread is what was drawn.
         off = spread * (index / (passes - 1) - 0.5) if passes > 1 else 0.0
-        figures.append(_consistent(mj * (1 + off), per_s * (1 + off * draw.choice((-1, 1))), slots))
+        figures.append(_consistent(mj * (1 + off), per_s * (1 + off * draw.choice((-1, 1))), slots, *shares))
     return Cell(condition=condition, passes=tuple(figures))
 
 
-def _consistent(mj: float, per_s: float, slots: int) -> dict[str, float]:
+def _consistent(mj: float, per_s: float, slots: int, net: float, decode: float) -> dict[str, float]:
     """All metrics of a window that gave `per_s` tokens a second at `mj` each."""
     tokens = 128.0 * slots
     return {
         "energy_per_token_mj": mj,
-        "net_energy_per_token_mj": 0.8 * mj,
+        "net_energy_per_token_mj": net * mj,
+        "decode_energy_per_token_mj": decode * mj,
         "tokens_per_s": per_s,
         "tokens_per_s_per_request": per_s / slots,
         "power_w": mj * per_s / 1000.0,

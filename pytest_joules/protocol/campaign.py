@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_joules import gates, ledger, machine, schedule, store
 from pytest_joules.engines import Round, Server
-from pytest_joules.errors import EngineError, MeterFrozen, UsageError
+from pytest_joules.errors import EngineError, JoulesError, MeterFrozen, UsageError
 from pytest_joules.metrics import energy_per_token_mj
 from pytest_joules.protocol.bench import Bench
 from pytest_joules.protocol.forecast import advice, forecast
@@ -38,6 +38,7 @@ def measure(suite: Suite, bench: Bench) -> store.StoredRun:
         UsageError: the interrupted run was of another boot, suite, model, engine or meter.
         EngineError: no server could be started for the first conditions; nothing was measured.
         MeterError: the meter died and could not be opened again; closed windows are in the journal.
+        JoulesError: the results folder takes no more; closed windows are in the journal, if that is still there.
     """
     with ending_in_order():
         return _Campaign(suite, bench).run()
@@ -70,27 +71,28 @@ class _Campaign:
         suite, bench = self.suite, self.bench
         before = machine.power_state()
         busy = machine.heavy_processes()
-        self._open_journal()
+        bench.store.tidy(bench.machine_slug, suite.name)
         ledgers = [bench.store.folder / bench.machine_slug / ledger.NAME, ledger.state_folder() / ledger.NAME]
-        self._enter(ledgers, "resume" if bench.resume else "start", **self._about())
         done = [index for index, step in enumerate(self.steps) if self._is_done(index, step)]
-        for meter in bench.power.chosen.meters:
-            macmon.attach(meter, bench.watch)
-        bench.watch.start()
-        bench.progress.begin(suite, self.steps, len(done))
-        for notice in bench.notices:
-            bench.progress.say(notice)
         kept = False
         outcome, reason = "cut short", ""
+        self._open_journal()
         try:
+            self._enter(ledgers, "resume" if bench.resume else "start", **self._about())
+            for meter in bench.power.chosen.meters:
+                macmon.attach(meter, bench.watch)
+            bench.watch.start()
+            bench.progress.begin(suite, self.steps, len(done))
+            for notice in bench.notices:
+                bench.progress.say(notice)
             todo = [(index, step) for index, step in enumerate(self.steps) if index not in done]
-            if bench.resume is not None and todo:
+            if done and todo:
                 self._bridge(done)
             for index, step in todo:
                 self._step(index, step, last=index == todo[-1][0])
             end_mono = time.monotonic()
             self.gates += [load_gate(busy), supply_gate(before, machine.power_state())]
-            stored = bench.store.write(self._run(end_mono), self._samples(end_mono))
+            stored = self._write(end_mono)
             kept, outcome = True, "complete"
             return stored
         except BaseException as error:
@@ -98,8 +100,7 @@ class _Campaign:
             with contextlib.suppress(OSError):
                 self.journal.note("cut short", reason=reason, windows=len(self.windows))
             if self._closed:
-                windows = "1 closed window is" if self._closed == 1 else f"{self._closed} closed windows are"
-                error.add_note(f"{windows} kept in {self.journal.path.name}; --joules-resume goes on from there")
+                error.add_note(self._what_is_left())
             if isinstance(error, Ended):
                 error.add_note(str(error))
             raise
@@ -164,10 +165,41 @@ class _Campaign:
             ) from None
 
     def _keep(self, window: Window) -> None:
-        """On the disk before anything else happens."""
-        self.windows.append(window)
+        """On the disk before anything else happens.
+
+        Raises:
+            JoulesError: the disk takes no more.
+        """
         margin = self.bench.power.margin_s
-        self.journal.window(window, self.bench.power.samples(window.start_mono - margin, window.end_mono + margin))
+        samples = self.bench.power.samples(window.start_mono - margin, window.end_mono + margin)
+        try:
+            self.journal.window(window, samples)
+        except OSError as error:
+            raise JoulesError(f"the last window is lost: {store.unwritten(self.journal.path, error)}") from None
+        self.windows.append(window)
+        if self.journal.made_anew:
+            self.journal.made_anew = False
+            said = f"{self.journal.path.name} was taken away while it was written; it was made anew with all it held"
+            self.notes.append(said)
+            self.bench.progress.say(said)
+
+    def _write(self, end_mono: float) -> store.StoredRun:
+        """The run, whole.
+
+        Raises:
+            JoulesError: the disk takes no more.
+        """
+        try:
+            return self.bench.store.write(self._run(end_mono), self._samples(end_mono))
+        except OSError as error:
+            raise JoulesError(f"the run cannot be kept: {store.unwritten(self.journal.path, error)}") from None
+
+    def _what_is_left(self) -> str:
+        """What becomes of the windows so far."""
+        windows = "1 closed window is" if self._closed == 1 else f"{self._closed} closed windows are"
+        if not self.journal.path.exists():
+            return f"{windows} lost: {self.journal.path.name} was taken away and could not be made anew"
+        return f"{windows} kept in {self.journal.path.name}; --joules-resume goes on from there"
 
     def _run(self, end_mono: float) -> Run:
         suite, bench = self.suite, self.bench
@@ -231,6 +263,9 @@ class _Campaign:
             )
         self.run_id, self.started_utc = left.run_id, str(left.header["started_utc"])
         self.windows = [window for window in left.windows if not window.failure]
+        # A step of several lengths is measured again as a whole, or it would have some of them twice.
+        whole = {index for index, step in enumerate(self.steps) if self._is_done(index, step)}
+        self.windows = [window for window in self.windows if not window.condition or window.sequence in whole]
         pause_s = time.monotonic() - max(window.end_mono for window in left.windows)
         self.notes.append(f"resumed after {left.closed} windows; it lay {pause_s:.0f} s")
         before, now = (p.get("blobs", {}) for p in (left.header.get("provenance", {}), self.bench.provenance))
@@ -287,16 +322,16 @@ class _Campaign:
         try:
             with self._server(index, step) as (setting, server):
                 started = True
-                found = self.make.measured(index, step, setting, server, self._lengths(step))
+                # Kept before the server is stopped or left alone for the idle baseline: either takes seconds.
+                for window in self.make.measured(index, step, setting, server, self._lengths(step)):
+                    self._close(index, window)
                 if last:
                     self._silent(self.make.idle(index, step, "idle_after"))
         except EngineError as error:
             self.failed.add(name)
-            found = [failed(index, step, str(error))]
             if not started:
                 self._give_up_if_hopeless(error)
-        for window in found:
-            self._close(index, window)
+            self._close(index, failed(index, step, str(error)))
         if self.bench.power.failure:
             self.bench.progress.doing(index, step, "opening the meter again", None)
             self.bench.power.restart()
@@ -332,7 +367,7 @@ class _Campaign:
         self.bench.progress.doing(index, step, "load step", power.latest_power_w())
         refresh_s = max(rail.refresh_s or rail.averaging_s or 0.0 for rail in power.chosen.rails)
         seconds = max(LOAD_STEP_S, LOAD_STEP_REFRESHES * max(refresh_s, 1.0 / power.rate_hz))
-        prompts = server.prompts(text_of(request.prompt), setting.server.parallel)
+        prompts = server.prompts(text_of(request), setting.server.parallel)
         started_utc, cpu = store.utc_label(store.utc_now()), CpuTimes.now(server.pids)
         rounds: list[Round] = []
         while not rounds or rounds[-1].end_mono - rounds[0].start_mono < seconds:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import filelock
+import psutil
 
 from pytest_joules.errors import Busy
 
@@ -28,8 +29,9 @@ def machine_lock(what: str, folder: Path | None = None) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        held_by = holder.read_text(errors="replace") if holder.exists() else "another run"
-        raise Busy(f"this machine is being measured already ({held_by}); wait for it to end, then run again") from None
+        raise Busy(
+            f"this machine is being measured already ({_told(holder)}); wait for it to end, then run again"
+        ) from None
     except OSError as error:
         raise Busy(f"the lock {lock.lock_file} cannot be taken: {error}") from None
     try:
@@ -40,3 +42,16 @@ def machine_lock(what: str, folder: Path | None = None) -> Iterator[None]:
         with contextlib.suppress(OSError):
             holder.unlink()
         lock.release()
+
+
+def _told(holder: Path) -> str:
+    """Who holds the lock, as far as it could write it down.
+
+    A run that was killed leaves its words, and another user may not overwrite them.
+    """
+    with contextlib.suppress(OSError):
+        text = holder.read_text(errors="replace")
+        pid = text.rpartition("process ")[2]
+        if text and not (pid.isdigit() and not psutil.pid_exists(int(pid))):
+            return text
+    return "another run"

@@ -11,13 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pytest_joules import gates, machine, store
-from pytest_joules.engines import Counters, Round, Server
+from pytest_joules.engines import ClosedLoop, Counters, Round, Server
+from pytest_joules.metrics import decode
 from pytest_joules.protocol.bench import Bench
 from pytest_joules.protocol.load import CpuTimes
 from pytest_joules.reading import Reading, checks
 from pytest_joules.records import Gate, RequestRecord, Role, Window
 from pytest_joules.schedule import Step
-from pytest_joules.suite import Setting, Suite
+from pytest_joules.suite import CLOSED_LOOP_ROUNDS, Setting, Suite
 from pytest_joules.workload.prompts import text_of
 
 AVERAGING_WINDOWS = 20
@@ -60,9 +61,7 @@ class Windows:
     ) -> list[Window]:
         """Warm up or rest, then one window for each answer length, in this order."""
         slots, power = setting.server.parallel, self.bench.power
-        pool = server.prompts(
-            text_of(setting.request.prompt), slots * _PROMPT_ROUNDS, identical=setting.request.identical
-        )
+        pool = server.prompts(text_of(setting.request), slots * _PROMPT_ROUNDS, identical=setting.request.identical)
         batches = [pool[i : i + slots] for i in range(0, len(pool), slots)]
         found: list[Window] = []
         before: list[Gate] = []
@@ -75,7 +74,20 @@ class Windows:
             self.bench.progress.doing(index, step, "measuring", power.latest_power_w())
             window = self._window(index, step, setting, server, batches, length, before)
             found.append(replace(window, engine={**window.engine, "warmup_s": round(warmed_s, 3)}))
+        if len(lengths) > 1 and step.role == "measured":
+            found = [self._with_intercept(one, found) for one in found]
         return found
+
+    def _with_intercept(self, window: Window, every: Sequence[Window]) -> Window:
+        """The window of the table with a gate on how well the lengths lie on one line; the others as they are."""
+        if window.role != "measured":
+            return window
+        line = decode(every)
+        intercept_j, shortest_j = (line.intercept_j, line.shortest_j) if line else (None, None)
+        checked = (
+            *window.gates, gates.lengths_intercept(intercept_j, shortest_j, self.suite.gates.intercept_flag_above)
+        )  # fmt: skip
+        return replace(window, gates=checked, outcome=gates.outcome(checked))
 
     def _warm(self, index: int, step: Step, setting: Setting, server: Server, batch: Sequence[Sequence[int]]) -> float:
         self.bench.progress.doing(index, step, "warming up", self.bench.power.latest_power_w())
@@ -106,18 +118,21 @@ class Windows:
         self.bench.watch.read_now()
         rounds: list[Round] = []
         while not self._enough(rounds):
-            rounds.append(server.run_round(batches[len(rounds) % len(batches)], answer_tokens, len(rounds)))
+            rounds.append(self._round(setting, server, batches, answer_tokens, len(rounds)))
         cpu = CpuTimes.now(server.pids).since(cpu)
         after = server.counters()
         self.bench.watch.read_now()
         start, end = rounds[0].start_mono, rounds[-1].end_mono
         reading = self.bench.power.measure(start, end)
-        answers = tuple(_from_window_start(answer, r.start_mono - start) for r in rounds for answer in r.answers)
+        # Times of an answer count from the window's start instead of its round's.
+        answers = tuple(answer.later(r.start_mono - start) for r in rounds for answer in r.answers)
         slots = setting.server.parallel
         found = [
             *before_gates,
-            gates.requests_complete(answers, slots * len(rounds), answer_tokens),
-            *self._gates(setting, answers, reading, before, after, cpu),
+            gates.requests_complete(answers, self._asked(setting) * len(rounds), answer_tokens),
+            *_release(rounds),
+            *self._gates(setting, answers, reading, cpu),
+            self._batch(rounds, slots, before, after),
             *self._vital_gates(start, end, server.pids),
         ]
         own_length = answer_tokens == setting.request.answer_tokens
@@ -145,21 +160,46 @@ class Windows:
             engine=dict(server.facts),
         )
 
+    def _round(
+        self,
+        setting: Setting,
+        server: Server,
+        batches: Sequence[Sequence[Sequence[int]]],
+        answer_tokens: int,
+        index: int,
+    ) -> Round:
+        if not setting.request.closed_loop:
+            return server.run_round(batches[index % len(batches)], answer_tokens, index)
+        pool = [prompt for batch in batches for prompt in batch]
+        return server.run_closed_loop([pool[i % len(pool)] for i in range(self._asked(setting))], answer_tokens)
+
+    def _asked(self, setting: Setting) -> int:
+        """Requests of one round, or of one closed loop, which is all the rounds of a window in one."""
+        slots = setting.server.parallel
+        return slots * (self.suite.protocol.rounds or CLOSED_LOOP_ROUNDS) if setting.request.closed_loop else slots
+
+    def _batch(self, rounds: Sequence[Round], slots: int, before: Counters | None, after: Counters | None) -> Gate:
+        """Busy slots over the window; the end of a closed loop, where slots fall idle one by one, is told as a share."""
+        limits = self.suite.gates
+        drain_s = sum(r.drain_s for r in rounds if isinstance(r, ClosedLoop))
+        steps = after.decode_steps - before.decode_steps if before and after else None
+        busy = after.busy_slots - before.busy_slots if before and after else 0.0
+        return gates.achieved_batch(
+            busy, steps, slots, limits.batch_void_below, limits.batch_flag_below,
+            drain_share=drain_s / sum(r.end_mono - r.start_mono for r in rounds),
+        )  # fmt: skip
+
     def _enough(self, rounds: Sequence[Round]) -> bool:
+        if rounds and isinstance(rounds[0], ClosedLoop) and self.suite.protocol.rounds is not None:
+            return True
         if self.suite.protocol.rounds is not None:
             return len(rounds) >= self.suite.protocol.rounds
         return bool(rounds) and rounds[-1].end_mono - rounds[0].start_mono >= self.least_s
 
-    def _gates(
-        self, setting: Setting, answers: Sequence[RequestRecord], reading: Reading,
-        before: Counters | None, after: Counters | None, cpu: CpuTimes,
-    ) -> list[Gate]:  # fmt: skip
-        limits, require, slots = self.suite.gates, self.suite.require, setting.server.parallel
-        steps = after.decode_steps - before.decode_steps if before and after else None
-        busy = after.busy_slots - before.busy_slots if before and after else 0.0
+    def _gates(self, setting: Setting, answers: Sequence[RequestRecord], reading: Reading, cpu: CpuTimes) -> list[Gate]:
+        limits, require = self.suite.gates, self.suite.require
         found = [
             gates.prompt_cache(answers, wanted=setting.request.cache_prompt),
-            gates.achieved_batch(busy, steps, slots, limits.batch_void_below, limits.batch_flag_below),
             gates.client_cost(cpu.ours_s, cpu.machine_s, limits.client_cpu_flag_above),
             gates.other_load(
                 cpu.others_cores, limits.other_load_flag_above, limits.other_load_void_above, machine.describe().cpus
@@ -233,6 +273,13 @@ class Windows:
         return window
 
 
+def _release(rounds: Sequence[Round]) -> list[Gate]:
+    """Whether the requests of a round went out together; a closed loop sends them one by one."""
+    together = [r for r in rounds if not isinstance(r, ClosedLoop)]
+    shares = [r.release_spread_s / (r.end_mono - r.start_mono) for r in together]
+    return [gates.released(max(r.release_spread_s for r in together), max(shares))] if together else []
+
+
 def silent(role: Role, index: int, step: Step, started_utc: str, reading: Reading) -> Window:
     """A window without requests of its own: idle, or the load step."""
     return Window(
@@ -250,8 +297,3 @@ def failed(index: int, step: Step, failure: str) -> Window:
         condition=step.condition, pass_index=step.pass_index, sequence=index, role=step.role, outcome="void",
         started_utc=store.utc_label(store.utc_now()), start_mono=now, end_mono=now, failure=failure,
     )  # fmt: skip
-
-
-def _from_window_start(answer: RequestRecord, offset_s: float) -> RequestRecord:
-    """Times of an answer counted from the window's start instead of its round's."""
-    return replace(answer, sent_s=round(answer.sent_s + offset_s, 6), received_s=round(answer.received_s + offset_s, 6))

@@ -1,6 +1,7 @@
 """What one session does with a suite: it measures it once, tells what went wrong once, and keeps what it had."""
 
 import json
+import os
 import re
 
 import pytest
@@ -120,11 +121,12 @@ def test_an_interrupted_run_keeps_the_windows_that_closed(project) -> None:
 
 def test_two_runs_never_share_the_machine(project) -> None:
     project.predictions(ONE)
-    with protocol.machine_lock("suite other, process 7"):
+    holder = f"suite other, process {os.getpid()}"
+    with protocol.machine_lock(holder):
         done = project.run()
     done.assert_outcomes(errors=1)
     assert reasons(done) == [
-        "joules: this machine is being measured already (suite other, process 7); wait for it to end, then run again"
+        f"joules: this machine is being measured already ({holder}); wait for it to end, then run again"
     ]
     project.assert_untouched()
     project.run().assert_outcomes(passed=1)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_joules.errors import Void
-from pytest_joules.metrics import METRICS, energy_per_token_mj, net_energy_per_token_mj
+from pytest_joules.metrics import METRICS, decode, energy_per_token_mj, net_energy_per_token_mj
 from pytest_joules.records import IdleBaseline, RequestRecord, Window
 from pytest_joules.sweep import Row, Sweep, from_run
 
@@ -13,6 +13,10 @@ ANSWER = RequestRecord(
     stop_type="limit",
 )  # fmt: skip
 STREAMED = replace(ANSWER, first_token_s=0.75, inter_token_median_s=0.125, inter_token_p99_s=0.5)
+
+
+TOGETHER = {"decode_energy_per_token_mj": None}
+"""Figures that no single window has."""
 
 
 def at_speed(window: Window, times: float) -> Window:
@@ -48,6 +52,7 @@ def test_definitions(make_window) -> None:
             "time_to_first_token_s": 1.0,
             "inter_token_s": 0.25,
         }
+        | TOGETHER
     )
 
 
@@ -61,7 +66,7 @@ def test_missing_energy_is_no_figure_and_never_zero(make_window) -> None:
     window = make_window(energy_j=None, requests=(STREAMED,))
     figures = {name: metric.of_window(window, QUIET) for name, metric in METRICS.items()}
     assert {name for name, figure in figures.items() if figure is None} == {
-        "energy_per_token_mj", "net_energy_per_token_mj", "power_w", "energy_j",
+        "energy_per_token_mj", "net_energy_per_token_mj", "power_w", "energy_j", *TOGETHER,
     }  # fmt: skip
 
 
@@ -90,11 +95,53 @@ def test_scaling_of_each_metric_agrees_with_its_definition(make_window) -> None:
     dearer = replace(plain, energy_j=2 * plain.energy_j)
     faster = at_speed(plain, 2)
     for name, metric in METRICS.items():
-        if name == "net_energy_per_token_mj":
+        if name in {"net_energy_per_token_mj", *TOGETHER}:
             continue
         before = metric.of_window(plain, None)
         assert metric.of_window(dearer, None) == pytest.approx(before * 2.0**metric.energy_power), name
         assert metric.of_window(faster, None) == pytest.approx(before * 2.0**metric.speed_power), name
+
+
+def of_length(
+    make_window, answer_tokens: int, per_token_j: float = 0.05, beside_j: float = 0.4, answers: int = 4, **changes
+):
+    """A window of answers that cost so much a token and so much beside their tokens."""
+    energy_j = answers * (beside_j + per_token_j * answer_tokens)
+    return make_window(
+        answers, answer_tokens=answer_tokens, energy_j=energy_j, tokens=answers * answer_tokens, requests=(ANSWER,) * answers,
+        **({"role": "measured" if answer_tokens == 128 else "length"} | changes),
+    )  # fmt: skip
+
+
+def test_the_slope_over_answer_length_leaves_the_prompt_out(make_window) -> None:
+    line = decode([of_length(make_window, n) for n in (128, 384, 256)])
+    assert line is not None
+    assert (line.slope_mj, line.intercept_j, line.shortest_j) == pytest.approx((50.0, 0.4, 0.4 + 0.05 * 128))
+    # Windows of more rounds, or of more slots, are the same requests more often.
+    doubled = [of_length(make_window, 128, answers=8), of_length(make_window, 384)]
+    assert decode(doubled).slope_mj == pytest.approx(50.0)
+
+
+def test_one_length_or_no_energy_is_no_line(make_window) -> None:
+    assert decode([of_length(make_window, 128), of_length(make_window, 128)]) is None
+    assert decode([of_length(make_window, 128), replace(of_length(make_window, 384), energy_j=None)]) is None
+    assert decode([]) is None
+
+
+def test_the_table_has_the_slope_of_each_pass(make_window, make_run) -> None:
+    windows = [
+        of_length(make_window, n, per_token_j, pass_index=i, answers=1)
+        for i, per_token_j in enumerate((0.05, 0.06))
+        for n in (128, 384)
+    ]
+    [cell] = from_run(make_run(*windows)).cells
+    assert [figures["decode_energy_per_token_mj"] for figures in cell.passes] == pytest.approx([50.0, 60.0])
+    assert cell.mean("energy_per_token_mj") == pytest.approx(55.0 + 400 / 128)
+    spoiled = [replace(w, outcome="void", failure="it died") if w.role == "length" else w for w in windows]
+    [cell] = from_run(make_run(*spoiled)).cells
+    assert cell.mean("energy_per_token_mj") > 0
+    with pytest.raises(Void, match="pass 1, answers of 384 tokens: it died"):
+        cell.mean("decode_energy_per_token_mj")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,527 @@
+"""What breaks in mid-run: nothing of ours survives it, the windows that had closed stay, and one line says what to do."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_joules import ledger
+from pytest_joules.engines import llama_server
+
+SCRIPTED = Path(__file__).parents[1] / "players" / "scripted_llama_server.py"
+
+PREDICTION = """
+    import pytest
+
+    pytestmark = pytest.mark.joules("real")
+
+    def test_one_alone(sweep):
+        assert sweep.power_w[1] < 1000
+"""
+
+IN_THE_SECOND_CONDITION = """
+    import contextlib
+    import os
+    import resource
+    import shutil
+    import signal
+    import time
+    from pathlib import Path
+
+    import psutil
+    import pytest
+
+    FAULTY = Path("faulty").exists()
+
+    def program_of(server):
+        guards = [process for process in psutil.Process().children() if process.pid in server.pids]
+        [program] = [child for guard in guards for child in guard.children()]
+        return program
+
+    def journal():
+        [found] = Path("results").rglob("*.journal.jsonl")
+        return found
+
+    def full(path, bytes_left):
+        # A file size limit takes a part of a write and fails at the rest, as a full disk does.
+        limit = path.stat().st_size + bytes_left
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+    def in_window(server):
+        pass
+
+    def after_window():
+        pass
+
+    @pytest.fixture(scope="session")
+    def model_server(model_server):
+        @contextlib.contextmanager
+        def serve(setting, **limits):
+            with model_server(setting, **limits) as server:
+                if not FAULTY or setting.server.parallel != 2:
+                    yield server
+                    return
+                answer = server.run_round
+
+                def run_round(prompts, answer_tokens, round_index=0):
+                    if answer_tokens == 24:
+                        in_window(server)
+                    return answer(prompts, answer_tokens, round_index)
+
+                server.run_round = run_round
+                yield server
+                after_window()
+
+        return serve
+"""
+
+METER = """
+    import sys
+    import time
+    from pathlib import Path
+
+    while not Path("dead").exists():
+        print('{"power_w": %.3f}' % (20 + time.monotonic() % 1), flush=True)
+        time.sleep(0.02)
+        if Path("die").exists():
+            Path("die").rename("died")
+            break
+    sys.exit("the socket was pulled")
+"""
+
+
+def said(done: pytest.RunResult) -> str:
+    """The error as it stands under its heading, without the lines of progress."""
+    return next(line for line in done.outlines if re.match(r"joules: (?!measuring|real \d/)|void: |ERROR: ", line))
+
+
+def assert_no_traceback_of_ours(done: pytest.RunResult) -> None:
+    shown = [line for line in done.outlines if "Traceback (most" in line or re.search(r"pytest_joules/.*\.py:\d", line)]
+    assert shown == [], "\n".join(done.outlines)
+
+
+class Faulty:
+    """A project of which something breaks in the window of `parallel: 2`, on the real server unless told otherwise."""
+
+    def __init__(self, project: Any) -> None:
+        self.project, self.folder = project, project.folder
+        self.results = self.folder / "results"
+        project.write("test_real.py", PREDICTION)
+        self.suite()
+
+    def suite(self, **protocol: Any) -> None:
+        quick = {"min_window_s": None, "rounds": 1, "warmup_tokens": 4, **protocol}
+        self.project.suite(request={"answer_tokens": 24}, protocol=quick, gates={"other_load_void_above": 64})
+
+    def breaks(self, text: str) -> None:
+        """What happens in the window, or after it, until `mended`."""
+        self.project.write("conftest.py", textwrap.dedent(IN_THE_SECOND_CONDITION) + textwrap.dedent(text))
+        (self.folder / "faulty").touch()
+
+    def mended(self) -> None:
+        (self.folder / "faulty").unlink()
+
+    def program(self, text: str) -> str:
+        """A shell script in place of llama-server, that knows `$REAL` and answers --help and --version as it does."""
+        real = shlex.quote(str(llama_server.locate(None)))
+        script = self.folder / "llama-server"
+        script.write_text(f'#!/bin/sh\nREAL={real}\ncase "$1" in --help|--version) exec "$REAL" "$1";; esac\n{text}\n')
+        script.chmod(0o755)
+        return f"--joules-server={script}"
+
+    def run(self, *arguments: str) -> pytest.RunResult:
+        """pytest to its end; nothing it started survives it."""
+        done = self.project.run(*arguments)
+        print("\n".join(done.outlines))
+        self.project.assert_no_orphans(within_s=8.0)
+        assert not any("Traceback (most" in line for line in done.outlines), "\n".join(done.outlines)
+        return done
+
+    def journals(self) -> list[Path]:
+        return sorted(self.results.rglob("*.journal.jsonl"))
+
+    def closed(self) -> list[int]:
+        """Batches of the windows in the only journal."""
+        windows = [event["window"] for event in self.project.journal() if event["event"] == "window"]
+        return [window["condition"]["parallel"] for window in windows]
+
+    def assert_goes_on(self, *arguments: str) -> None:
+        """Once nothing is broken any more, the run is completed with what it had and leaves nothing beside it."""
+        done = self.run("--joules-resume", *arguments)
+        done.assert_outcomes(passed=1)
+        measured = [w for w in self.project.stored().run.windows if w.role == "measured" and w.outcome != "void"]
+        assert [w.condition["parallel"] for w in measured] == [1, 2]
+        self.assert_tidy()
+
+    def assert_tidy(self) -> None:
+        assert self.journals() == []
+        assert list(self.results.rglob(".*")) == []
+        assert list(Path(os.environ.get("TMPDIR", tempfile.gettempdir())).glob("joules-logs-*")) == []
+
+
+@pytest.fixture
+def faulty(project, environment, monkeypatch) -> Faulty:
+    monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
+    return Faulty(project)
+
+
+# The server -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_hangs(faulty) -> None:
+    faulty.suite(request_timeout_s=1)
+    faulty.breaks(
+        """
+        def in_window(server):
+            program_of(server).suspend()
+        """
+    )
+    done = faulty.run()
+    done.assert_outcomes(passed=1)
+    [void] = [w for w in faulty.project.stored().run.windows if w.outcome == "void"]
+    assert void.condition == {"parallel": 2}
+    assert void.failure.startswith(
+        "llama-server gave no answer within 1 s; ask for shorter answers, or raise request_timeout_s; its log ends: "
+    )
+    assert any(
+        line.startswith("joules: real 2/2: parallel=2, pass 1: void: llama-server gave no") for line in done.outlines
+    )
+    faulty.assert_tidy()
+
+
+def test_a_server_that_does_not_end_when_asked_to(faulty) -> None:
+    faulty.project.suite(
+        vary={"parallel": [1]}, protocol={"min_window_s": None, "rounds": 1}, request={"answer_tokens": 24}
+    )
+    deaf = faulty.program('trap \'\' TERM INT HUP\n"$REAL" "$@" &\nwhile :; do sleep 0.1; done')
+    faulty.run(deaf).assert_outcomes(passed=1)
+    faulty.assert_tidy()
+
+
+def test_a_server_with_helpers_that_it_forgets(faulty) -> None:
+    # One has ended and is never waited for, the other is in a session of its own.
+    program = faulty.program('true &\nsetsid sleep 600 &\nsleep 0.1\nexec "$REAL" "$@"')
+    faulty.run(program).assert_outcomes(passed=1)
+    faulty.assert_tidy()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "kill -ILL $$",
+            "signal 4 (SIGILL); its log ends: (empty); it was likely built for another processor: build it here, or name another "
+            "with --joules-server",
+        ),
+        (
+            "echo 'ggml_backend_cuda_buffer_type_alloc_buffer: allocating 91000.00 MiB on device 0: cudaMalloc failed: out of memory' >&2\n"
+            "exit 1",
+            "; lower parallel or context_per_slot, take a smaller model, or free memory",
+        ),
+    ],
+    ids=["illegal instruction", "out of memory"],
+)
+def test_a_server_that_dies_while_loading(faulty, script: str, words: str) -> None:
+    done = faulty.run(faulty.program(script))
+    done.assert_outcomes(errors=1)
+    assert said(done).startswith("joules: nothing could be measured: llama-server ended while loading: ")
+    assert said(done).endswith(words)
+    faulty.assert_tidy()
+
+
+def test_a_server_that_loads_for_too_long(faulty) -> None:
+    faulty.suite(ready_timeout_s=1)
+    done = faulty.run(faulty.program("echo loading tensors >&2\nsleep 600"))
+    done.assert_outcomes(errors=1)
+    assert re.fullmatch(
+        r"joules: nothing could be measured: llama-server was not ready within 1 s \(/health: \w+\); raise ready_timeout_s, "
+        r"or see its log: loading tensors",
+        said(done),
+    )
+    faulty.assert_tidy()
+
+
+def test_a_server_that_has_nothing_but_errors(faulty) -> None:
+    trouble = {"error": {"code": 500, "message": "CUDA error: misaligned address", "type": "server_error"}}
+    ready = {
+        "GET /health": [{"json": {"status": "ok"}}],
+        "GET /props": [{"json": {"total_slots": 1, "default_generation_settings": {"n_ctx": 256}}}],
+    }
+    (faulty.folder / "scenario.json").write_text(
+        json.dumps({"routes": ready, "default": {"status": 500, "json": trouble}})
+    )
+    script = faulty.folder / "scripted"
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {SCRIPTED} scenario.json requests.jsonl "$@"\n')
+    script.chmod(0o755)
+    faulty.project.suite(vary={"answer_tokens": [8, 16]}, request={"answer_tokens": None}, server={"parallel": 1})
+    faulty.project.write("test_real.py", PREDICTION.replace("power_w[1]", "power_w[8]"))
+    done = faulty.run(f"--joules-server={script}")
+    done.assert_outcomes(errors=1)
+    assert said(done).startswith("void: answer_tokens=8: pass 1: llama-server")
+    assert "CUDA error: misaligned address" in said(done)
+    assert [window.outcome for window in faulty.project.stored().run.windows] == ["void", "void"]
+    faulty.assert_tidy()
+
+
+def test_a_model_that_is_something_else(faulty) -> None:
+    (faulty.folder / "page.gguf").write_text("<!doctype html><title>404</title>")
+    done = faulty.run("--joules-model=smollm2-135m-instruct=page.gguf")
+    done.assert_outcomes(errors=1)
+    assert re.match(r"joules: model .*page\.gguf: .*GGUF.*; ", said(done))
+    assert not faulty.results.exists()
+
+
+# The meter ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def meter(faulty) -> str:
+    faulty.project.write("meter.py", METER)
+    faulty.suite(idle_s=0)
+    return f"--joules-meter=command:{sys.executable} -S meter.py"
+
+
+def test_a_meter_that_dies_and_comes_back(faulty, meter) -> None:
+    faulty.breaks(
+        """
+        def in_window(server):
+            Path("die").touch()
+            while not Path("died").exists():
+                time.sleep(0.01)
+        """
+    )
+    faulty.suite(passes=2)
+    done = faulty.run(meter)
+    done.assert_outcomes(passed=1)
+    windows = faulty.project.stored().run.windows
+    # The one condition that is asked about was measured after the meter had come back.
+    assert [(w.condition["parallel"], w.outcome == "void") for w in windows[:3]] == [(1, False), (2, True), (1, False)]
+    assert "ended with exit code 1: the socket was pulled" in "; ".join(windows[1].reasons)
+    faulty.assert_tidy()
+
+
+def test_a_meter_that_dies_for_good(faulty, meter) -> None:
+    faulty.breaks(
+        """
+        def in_window(server):
+            Path("dead").touch()
+        """
+    )
+    done = faulty.run(meter)
+    done.assert_outcomes(errors=1)
+    assert re.fullmatch(
+        r"joules: meter command: .* ended with exit code 1: the socket was pulled; .*; "
+        r"2 closed windows are kept in \S+\.journal\.jsonl; --joules-resume goes on from there",
+        said(done),
+    )
+    assert_no_traceback_of_ours(done)
+    assert faulty.closed() == [1, 2]
+
+
+# The disk -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_up_in_mid_run(faulty) -> None:
+    faulty.breaks(
+        """
+        def in_window(server):
+            full(journal(), 100)
+        """
+    )
+    done = faulty.run()
+    done.assert_outcomes(errors=1)
+    assert re.fullmatch(
+        r"joules: the last window is lost: \S+/results/bench/real takes no more \(File too large\); make room there, then run again; "
+        r"1 closed window is kept in \S+\.journal\.jsonl; --joules-resume goes on from there",
+        said(done),
+    )
+    assert_no_traceback_of_ours(done)
+    faulty.mended()
+    faulty.assert_goes_on()
+    assert ledger.read(faulty.results / "bench" / ledger.NAME).faults == ()
+
+
+def test_a_disk_that_fills_up_at_the_end(faulty) -> None:
+    faulty.breaks(
+        """
+        def after_window():
+            full(journal(), 100)
+        """
+    )
+    done = faulty.run()
+    done.assert_outcomes(errors=1)
+    assert re.fullmatch(
+        r"joules: the run cannot be kept: \S+/results/bench/real takes no more \(File too large\); make room there, then run again; "
+        r"2 closed windows are kept in \S+\.journal\.jsonl; --joules-resume goes on from there",
+        said(done),
+    )
+    assert_no_traceback_of_ours(done)
+    faulty.mended()
+    before = faulty.closed()
+    faulty.assert_goes_on()
+    # Nothing was left to measure, not even once more.
+    assert [window.condition["parallel"] for window in faulty.project.stored().run.windows] == before
+
+
+def test_results_that_are_deleted_in_mid_run(faulty) -> None:
+    faulty.breaks(
+        """
+        def in_window(server):
+            shutil.rmtree("results")
+            os.kill(os.getpid(), signal.SIGTERM)
+        """
+    )
+    done = faulty.run()
+    assert done.ret == pytest.ExitCode.INTERRUPTED
+    [kept] = [line for line in done.outlines if line.startswith("cut short: ")]
+    assert re.match(
+        r"cut short: 1 closed window is kept in \S+\.journal\.jsonl; --joules-resume goes on from there", kept
+    )
+    assert faulty.closed() == [1]
+    faulty.mended()
+    faulty.assert_goes_on()
+
+
+def test_results_that_are_deleted_while_nothing_else_goes_wrong(faulty) -> None:
+    faulty.breaks(
+        """
+        def in_window(server):
+            shutil.rmtree("results")
+        """
+    )
+    done = faulty.run()
+    done.assert_outcomes(passed=1)
+    assert any(
+        re.fullmatch(
+            r"joules: \S+\.journal\.jsonl was taken away while it was written; it was made anew with all it held", line
+        )
+        for line in done.outlines
+    )
+    assert [w.condition["parallel"] for w in faulty.project.stored().run.windows] == [1, 2]
+    faulty.assert_tidy()
+
+
+def test_results_that_are_replaced_by_a_file(faulty) -> None:
+    faulty.breaks(
+        """
+        def in_window(server):
+            shutil.rmtree("results")
+            Path("results").touch()
+        """
+    )
+    done = faulty.run()
+    done.assert_outcomes(errors=1)
+    assert re.fullmatch(
+        r"joules: the last window is lost: \S+/results/bench/real takes no more \(\w[\w ]+\); see to it, then run again; "
+        r"1 closed window is lost: \S+\.journal\.jsonl was taken away and could not be made anew",
+        said(done),
+    )
+    assert_no_traceback_of_ours(done)
+
+
+def test_results_that_cannot_be_written(faulty, monkeypatch) -> None:
+    faulty.results.mkdir(mode=0o555)
+    if os.geteuid() == 0:
+        # Permissions bind root too, once it has no leave to pass over them.
+        drop, override, search = 24, 1, 2
+        libc, start = ctypes.CDLL(None), subprocess.Popen
+        monkeypatch.setattr(
+            subprocess, "Popen",
+            lambda *a, **k: start(*a, **k, preexec_fn=lambda: [libc.prctl(drop, right, 0, 0, 0) for right in (override, search)]),
+        )  # fmt: skip
+    done = faulty.project.run()
+    done.assert_outcomes(errors=1)
+    assert re.fullmatch(
+        r"joules: the results folder \S+/results cannot be written \(Permission denied\); name another with --joules-results",
+        said(done),
+    )
+    assert list(faulty.results.iterdir()) == []
+
+
+# pytest and the tests beside ------------------------------------------------------------------------------------------
+
+HANGS = """
+    def in_window(server):
+        time.sleep(600)
+"""
+
+
+def test_a_time_limit_on_the_test(faulty) -> None:
+    faulty.breaks(HANGS)
+    done = faulty.run("-p", "pytest_timeout", "--timeout=6", "--timeout-method=signal")
+    done.assert_outcomes(errors=1)
+    assert any("Timeout (>6.0s) from pytest-timeout" in line for line in done.outlines)
+    assert any("1 closed window is kept in" in line for line in done.outlines)
+    assert faulty.closed() == [1]
+    faulty.mended()
+    faulty.assert_goes_on()
+
+
+def test_a_time_limit_that_ends_pytest_itself(faulty) -> None:
+    faulty.breaks(HANGS)
+    done = faulty.run("-p", "pytest_timeout", "--timeout=6", "--timeout-method=thread")
+    assert done.ret == 1
+    assert faulty.closed() == [1]
+    faulty.mended()
+    faulty.assert_goes_on()
+
+
+def test_a_test_that_ends_the_process(faulty) -> None:
+    faulty.project.write(
+        "test_real.py",
+        """
+        import os
+
+        import pytest
+
+        @pytest.mark.joules("real")
+        def test_one_alone(sweep):
+            assert sweep.power_w[1] < 1000
+
+        def test_that_ends_it_all(model_server):
+            with model_server(parallel=1, context_per_slot=256, threads=1):
+                os._exit(3)
+        """,
+    )
+    assert faulty.run().ret == 3
+    assert [w.condition["parallel"] for w in faulty.project.stored().run.windows] == [1, 2]
+    assert faulty.journals() == []
+
+
+def test_a_fixture_that_fails_after_measuring(faulty) -> None:
+    faulty.project.write(
+        "test_real.py",
+        """
+        import pytest
+
+        @pytest.mark.joules("real")
+        def test_one_alone(sweep):
+            assert sweep.power_w[1] < 1000
+
+        @pytest.fixture
+        def broken(model_server):
+            with model_server(parallel=1, context_per_slot=256, threads=1):
+                raise RuntimeError("not today")
+
+        def test_another(broken):
+            pass
+        """,
+    )
+    done = faulty.run()
+    done.assert_outcomes(passed=1, errors=1)
+    assert f"result: {faulty.project.stored().path.relative_to(faulty.folder)}" in done.outlines
+    assert_no_traceback_of_ours(done)
+    faulty.assert_tidy()
