@@ -88,7 +88,7 @@ class Server(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What is in force: flags, offloaded layers, context; for the record."""
+        """What is in force: flags, offloaded layers, context; for the record. `remark` is for the note's reader."""
         ...
 
     @property

@@ -358,7 +358,7 @@ class LlamaServer:
         offloaded, layers = self.facts.get("offloaded_layers"), self.facts.get("layers")
         if _NO_GPU in log and asked.gpu_layers == "all":
             # On such a machine all layers that can be on a GPU are: none. The figures are of the CPU, which must be said.
-            self.deviations.append("no GPU: all layers ran on the CPU")
+            self.facts["remark"] = "no GPU: all layers ran on the CPU"
             layers = offloaded
         wanted = layers if asked.gpu_layers == "all" else min(asked.gpu_layers, layers or asked.gpu_layers)
         if offloaded is not None and wanted is not None and offloaded < wanted:

@@ -307,6 +307,7 @@ class _Campaign:
             setting, ready_timeout_s=limits.ready_timeout_s, request_timeout_s=limits.request_timeout_s
         ) as server:
             self.deviations += server.deviations
+            self.notes += [str(server.facts["remark"])] if server.facts.get("remark") else []
             if not self.preflown:
                 self._preflight(index, step, setting, server)
                 self.preflown = True
