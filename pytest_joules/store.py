@@ -138,9 +138,15 @@ class Journal:
 
     def _write(self, record: Mapping[str, Any]) -> None:
         line = f"{_strict(record)}\n".encode()
-        torn, self._torn = self._torn, True
-        _write_whole(self._file, b"\n" + line if torn else line)
-        os.fsync(self._file.fileno())
+        length = os.fstat(self._file.fileno()).st_size
+        try:
+            _write_whole(self._file, b"\n" + line if self._torn else line)
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._file.truncate(length)
+            self._torn = True
+            raise
         self._torn = False
         if self._is_away():
             self._make_anew()

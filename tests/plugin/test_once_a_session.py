@@ -85,6 +85,38 @@ def test_a_refuted_prediction_that_is_tried_again_stays_refuted(project) -> None
     assert (project.folder / "report.xml").read_text().count('name="joules_verdict" value="refuted"') == 3
 
 
+@pytest.mark.parametrize(
+    ("arguments", "plugin", "times"),
+    [
+        (("--count", "3"), "pytest_repeat", 3),
+        (("--count", "3", "--repeat-scope", "session"), "pytest_repeat", 3),
+        ((), "pytest_randomly", 1),
+    ],
+    ids=["repeat", "repeat over the session", "randomly"],
+)
+def test_plugins_that_repeat_or_shuffle_change_neither_the_run_nor_a_verdict(
+    project, arguments, plugin: str, times: int
+) -> None:
+    project.predictions(
+        """
+        def test_two_at_once(sweep):
+            assert sweep.tokens_per_s[2] > sweep.tokens_per_s[1]
+
+        def test_one_alone(sweep):
+            assert sweep.tokens_per_s[1] > sweep.tokens_per_s[2]
+        """
+    )
+    done = project.run_apart(*arguments, plugins=(plugin,))
+    done.assert_outcomes(passed=times, failed=times)
+    assert project.starts == 4
+    assert [(w.condition["parallel"], w.pass_index) for w in project.stored_run().windows] == [
+        (1, 0), (2, 0), (2, 1), (1, 1),
+    ]  # fmt: skip
+    assert {(name.split("[")[0], v.word) for name, v in project.verdicts().items()} == {
+        ("test_two_at_once", "held"), ("test_one_alone", "refuted"),
+    }  # fmt: skip
+
+
 def test_a_fault_in_judging_does_not_measure_again(project, monkeypatch) -> None:
     project.predictions(THREE)
 
