@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from pytest_joules.records import Gate, Outcome, RailEnergy, RequestRecord
@@ -32,6 +33,24 @@ RELEASE_SHARE = 0.02
 
 PROMPT_TOKEN_STEPS = 50
 """A prompt token costs about one decode step at most, a few more with drafting; an image costs thousands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedies:
+    """What to do about a reading, in the words of the place where it is shown; these are those of a suite.
+
+    Attributes:
+        longer: how its window is made longer.
+        meter: what to do about a meter that fails.
+        readings: where to look when readings were dropped or moved.
+    """
+
+    longer: str = "longer answers, more rounds, or min_window_s make the window longer"
+    meter: str = "see to the meter, then measure again"
+    readings: str = "see the samples beside the run"
+
+
+OF_A_SUITE = Remedies()
 
 
 def outcome(gates: Iterable[Gate]) -> Outcome:
@@ -146,7 +165,13 @@ def achieved_batch(
     return Gate(name="achieved batch", outcome=kind, value=value, limit=limit, remedy=remedy)
 
 
-def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str, remedy: str = "") -> Gate:
+def has_energy(
+    rails: Sequence[RailEnergy],
+    counted: Sequence[str],
+    failure: str,
+    remedy: str = "",
+    remedies: Remedies = OF_A_SUITE,
+) -> Gate:
     """Every rail that counts has energy over the whole window.
 
     Args:
@@ -159,9 +184,8 @@ def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str
     for rail in lacking:
         said.setdefault(rail.reason, []).append(rail.rail)
     causes = failure.split("; ") if failure else [f"{', '.join(names)}: {reason}" for reason, names in said.items()]
-    usual = (
-        "see to the meter, then measure again" if failure else "a longer window, or a source that updates more often"
-    )
+    known = "; ".join(dict.fromkeys(rail.remedy for rail in lacking if rail.remedy))
+    usual = remedies.meter if failure else known or f"{remedies.longer}, or take a source that updates more often"
     return Gate(
         name="energy",
         outcome="void" if lacking else "pass",
@@ -171,26 +195,57 @@ def has_energy(rails: Sequence[RailEnergy], counted: Sequence[str], failure: str
     )
 
 
-def samples(rails: Sequence[RailEnergy], counted: Sequence[str], least: int, thin: int, *, thin_voids: bool) -> Gate:
+def samples(
+    rails: Sequence[RailEnergy],
+    counted: Sequence[str],
+    least: int,
+    thin: int,
+    *,
+    thin_voids: bool,
+    remedies: Remedies = OF_A_SUITE,
+) -> Gate:
     """Distinct updates of the slowest rail that carries a share of the energy worth the name."""
     total_j = sum(r.energy_j or 0.0 for r in rails if r.rail in counted)
     carrying = [r for r in rails if r.rail in counted and (r.energy_j or 0.0) >= CARRIES_SHARE * total_j]
     updates = min((r.updates for r in carrying), default=0)
     kind = _worst(flags=updates < max(least, thin), voids=updates < least and thin_voids)
-    remedy = "" if kind == "pass" else "longer answers, more rounds, or min_window_s make the window longer"
+    remedy = "" if kind == "pass" else remedies.longer
     return Gate(name="sensor updates", outcome=kind, value=f"{updates} (thin)" if kind == "flag" else str(updates),
                 limit=f"{least} at least, {thin} not to be thin", remedy=remedy)  # fmt: skip
 
 
-def edge_uncertainty(energy_j: float | None, uncertainty_j: float, flag_above: float, void_above: float) -> Gate:
+def averaging_times(window_s: float, short: Sequence[tuple[str, float]], least: float, remedies: Remedies) -> Gate:
+    """Whether the window is long against the time over which its sensors average.
+
+    Args:
+        short: (rail, averaging time) of those against which it is not.
+        least: averaging times that make a window long.
+    """
+    said = [f"{name}: {window_s / averaging_s:.2g}, each {averaging_s:g} s" for name, averaging_s in short]
+    return Gate(
+        name="averaging times in the window",
+        outcome="flag" if said else "pass",
+        value="; ".join(said) or "enough",
+        limit=f"at least {least:g}",
+        remedy=remedies.longer if said else "",
+    )
+
+
+def edge_uncertainty(
+    energy_j: float | None,
+    uncertainty_j: float,
+    flag_above: float,
+    void_above: float,
+    remedies: Remedies = OF_A_SUITE,
+) -> Gate:
     """Uncertainty from edges, refresh and lag as a share of the energy."""
     limit = f"{flag_above:.0%} flags, {void_above:.0%} voids"
     if not energy_j or energy_j <= 0:
         return Gate(name="edge uncertainty", outcome="not evaluable", value=None, limit=limit)
     share = uncertainty_j / energy_j
     kind = _worst(flags=share > flag_above, voids=share > void_above)
-    remedy = "" if kind == "pass" else "a longer window makes the edges weigh less"
-    return Gate(name="edge uncertainty", outcome=kind, value=share, limit=limit, remedy=remedy)
+    remedy = "" if kind == "pass" else f"{remedies.longer}: the edges then weigh less"
+    return Gate(name="edge uncertainty", outcome=kind, value=f"{share:.1%}", limit=limit, remedy=remedy)
 
 
 def client_cost(cpu_s: float, machine_cpu_s: float, flag_above: float) -> Gate:
@@ -200,7 +255,7 @@ def client_cost(cpu_s: float, machine_cpu_s: float, flag_above: float) -> Gate:
     return Gate(
         name="client CPU",
         outcome="flag" if flagged else "pass",
-        value=share,
+        value=f"{share:.1%}",
         limit=f"{flag_above:.0%} of the CPU time",
         remedy="lower rate_hz" if flagged else "",
     )
@@ -251,7 +306,7 @@ def pass_spread(spreads: Sequence[tuple[str, float]], flag_above: float) -> Gate
     return Gate(
         name="pass spread",
         outcome="flag" if over else "pass",
-        value=", ".join(over) if over else worst,
+        value=", ".join(over) if over else f"{worst:.1%}",
         limit=limit,
         remedy="more passes, a quieter machine, or a longer warm-up" if over else "",
     )
@@ -289,11 +344,11 @@ def run_order(*passes: Sequence[float], flag_above: float = RUN_ORDER_ABOVE) -> 
     program leaves, or that cools down after something before the run, makes them cheaper, and the mean of the passes is as
     wrong then.
 
-    Two standard errors are the floor of this rule, not a test at 5 %: with few conditions the error itself is hardly known,
-    and chance exceeds it more often. What a flag costs is a word beside the verdict, so the rule stays easily alarmed, and a
-    flag says how often chance alone does as much (t test of the paired differences, C - 1 degrees of freedom).
+    Two standard errors are the floor of this rule, and no test at 5 %: with few conditions the error itself is hardly known,
+    and chance exceeds two of it in up to 29 % of runs. So the paired differences must also be beyond what chance does in 5 %
+    of runs (Student's t with C - 1 degrees of freedom), lest every fourth verdict on a quiet machine were narrow.
     """
-    limit = f"{flag_above:.0%} or 2 standard errors in the mean, and not all of 5 or more conditions the same way"
+    limit = f"{flag_above:.0%} or what chance gives in the mean, and not all of 5 or more conditions the same way"
     half = len(passes) // 2
     earlier = [math.fsum(figures) / half for figures in zip(*passes[:half], strict=False)]
     later = [math.fsum(figures) / half for figures in zip(*passes[len(passes) - half :], strict=False)]
@@ -304,11 +359,13 @@ def run_order(*passes: Sequence[float], flag_above: float = RUN_ORDER_ABOVE) -> 
     mean = math.fsum(ratios) / count
     standard_error = math.sqrt(math.fsum((r - mean) ** 2 for r in ratios) / (count - 1) / count)
     same_way = max(sum(r > 0 for r in ratios), sum(r < 0 for r in ratios))
-    flagged = (count >= 5 and same_way == count) or (abs(mean) > flag_above and abs(mean) > 2 * standard_error)
+    errors = mean / standard_error if standard_error > 0 else math.copysign(math.inf, mean)
+    chance = _chance_of(errors, count - 1) if standard_error > 0 else 0.0
+    beyond_chance = abs(errors) > 2 and chance < CHANCE
+    flagged = (count >= 5 and same_way == count) or (abs(mean) > flag_above and beyond_chance)
     which = "second pass" if len(passes) == 2 else "last pass" if half == 1 else f"last {half} passes"
     value = f"{which} {'lower' if mean < 0 else 'higher'} by {abs(mean):.1%} in the mean"
     if flagged:
-        chance = _chance_of(mean / standard_error, count - 1) if standard_error > 0 else 0.0
         value += f" and at {same_way} of {count} conditions (by chance in {_rarely(chance)})"
     remedy = "a run-order effect: warm up longer, or rest between windows"
     return _held("run order", value, limit, remedy, flagged=flagged)
@@ -566,7 +623,9 @@ def wall_slope(inner_w: Sequence[float], outer_w: Sequence[float], inner: str, o
     )
 
 
-def readings(rails: Sequence[RailEnergy], counted: Sequence[str], notes: Sequence[str] = ()) -> Gate:
+def readings(
+    rails: Sequence[RailEnergy], counted: Sequence[str], notes: Sequence[str] = (), remedies: Remedies = OF_A_SUITE
+) -> Gate:
     """What was mended or suspicious in the readings of the rails that count, and what else is known against them."""
     said = [*notes, *(f"{rail.rail}: {flag}" for rail in rails if rail.rail in counted for flag in rail.flags)]
     return Gate(
@@ -574,7 +633,7 @@ def readings(rails: Sequence[RailEnergy], counted: Sequence[str], notes: Sequenc
         outcome="flag" if said else "pass",
         value="; ".join(said) or "as they came",
         limit="nothing dropped, moved or standing still",
-        remedy="see the samples beside the run" if said else "",
+        remedy=remedies.readings if said else "",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -120,6 +120,7 @@ def checks(
     min_samples: int,
     thin_voids: bool,
     notes: Sequence[str] = (),
+    remedies: gates.Remedies = gates.OF_A_SUITE,
 ) -> list[Gate]:
     """The gates on what a meter read.
 
@@ -128,15 +129,29 @@ def checks(
         min_samples: distinct sensor updates without which the energy is worth nothing.
         thin_voids: whether fewer of them void the reading, or only flag it.
         notes: what else was mended or is suspicious.
+        remedies: what to do, in the words of the place where the reading is shown.
     """
-    found = [gates.has_energy(reading.rails, reading.counted, reading.causes)]
-    found.append(gates.readings(reading.rails, reading.counted, [*reading.stood_in, *notes]))
+    found = [gates.has_energy(reading.rails, reading.counted, reading.causes, remedies=remedies)]
+    mended = [replace(r, flags=tuple(f for f in r.flags if not trace.about_length(f))) for r in reading.rails]
+    found.append(gates.readings(mended, reading.counted, [*reading.stood_in, *notes], remedies))
     if reading.energy_j is None:
         return found
-    found.append(gates.samples(reading.rails, reading.counted, min_samples, limits.thin_samples, thin_voids=thin_voids))
+    short = [(r.rail, averaging_s.get(r.rail) or 0.0) for r in reading.parts if any(map(trace.about_length, r.flags))]
+    if short:
+        found.append(gates.averaging_times(reading.window_s, short, trace.FEW_AVERAGINGS, remedies))
+    found.append(
+        gates.samples(
+            reading.rails,
+            reading.counted,
+            min_samples,
+            limits.thin_samples,
+            thin_voids=thin_voids,
+            remedies=remedies,
+        )
+    )
     found.append(
         gates.edge_uncertainty(
-            reading.energy_j, reading.edges_j, limits.uncertainty_flag_above, limits.uncertainty_void_above
+            reading.energy_j, reading.edges_j, limits.uncertainty_flag_above, limits.uncertainty_void_above, remedies
         )
     )
     for counter, power in reading.pairs:

@@ -143,6 +143,7 @@ class RailEnergy:
         longest_gap_s: longest time without a sample over the window and its edges.
         flags: what was mended or suspicious in the samples (duplicates dropped, outliers removed, ...).
         calibration_j: the part of `uncertainty_j` that is the stated calibration error, alike in every window.
+        remedy: what to do about `reason`, where it is known.
     """
 
     rail: str
@@ -154,6 +155,7 @@ class RailEnergy:
     reason: str = ""
     flags: tuple[str, ...] = ()
     calibration_j: float = 0.0
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

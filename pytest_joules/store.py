@@ -144,7 +144,8 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
-                self._file.truncate(length)
+                # A file that was begun here is not written at its end but on from where it was left.
+                self._file.seek(self._file.truncate(length))
             self._torn = True
             raise
         self._torn = False
@@ -271,7 +272,7 @@ class Store:
         folder = self.place(machine_slug, suite)
         with contextlib.suppress(OSError):
             for path in (*folder.glob(".*.part"), *folder.parent.glob(".*.part")):
-                if not _is_running(path.suffixes[-2][1:]):
+                if _has_ended(path.name.split(".")[-2]):
                     path.unlink()
             for path in folder.glob(f"*{_JOURNAL}"):
                 if path.with_name(f"{path.name.removesuffix(_JOURNAL)}.json").exists() or _holds_nothing(path):
@@ -348,8 +349,8 @@ def _holds_nothing(journal: Path) -> bool:
         return b"\n" not in journal.read_bytes()  # cut off in its first line
 
 
-def _is_running(pid: str) -> bool:
-    return pid.isdigit() and psutil.pid_exists(int(pid))
+def _has_ended(pid: str) -> bool:
+    return pid.isdigit() and not psutil.pid_exists(int(pid))
 
 
 def load(path: Path) -> StoredRun:

@@ -43,6 +43,13 @@ ABSURD_W = 100e3
 """Without a stated limit, power above this is no reading: all ones in a 32-bit milliwatt field are 4.3 MW."""
 OVER_TYPICAL, LEAST_CEILING_W = 20.0, 5000.0
 """Without a stated limit, a counter may rise at this multiple of its typical power, or at this power if that is more."""
+TYPICAL_STEPS, LEAST_WRAP_W = 20, 500.0
+"""After so many steps a counter's typical power also says how often it may have wrapped unseen. It is held to be at least
+this, because several wraps in every step look like little power."""
+LOST_SHARE, LEAST_LOST = 0.10, 2
+"""So many dropped readings, above this share of all, are told as such."""
+CONTRADICTORY_SHARE, LEAST_CONTRADICTORY = 0.10, 2
+"""So many readings, above this share of all, that contradict another of the same time are those of another rail."""
 DROPOUT_RUN, DROPOUT_SHARE = 2, 0.10
 """At most so many zeros in a row, and at most this share of all readings, are dropouts; more of them is a resting rail."""
 STAIRS = 1.2
@@ -75,10 +82,19 @@ FROZEN_READINGS, FROZEN_S = 20, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """Readings that were taken out or moved: what was done, and their times (NaN where the time itself was bad)."""
+    """Readings that were taken out or moved: what was done, and their times (NaN where the time itself was bad).
+
+    Attributes:
+        lost: something was read there and is not known; what stands twice or was only moved is not lost.
+    """
 
     what: str
     mono: Floats
+    lost: bool = True
+
+    def within(self, start: float, end: float) -> int:
+        """How many of them are of a stretch; a reading without a time may have belonged anywhere."""
+        return int(np.sum(~((self.mono < start) | (self.mono > end))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,7 @@ class Break:
     before: float
     after: float
     why: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +116,16 @@ class Readings:
     mended: tuple[Mended, ...] = ()
     breaks: tuple[Break, ...] = ()
 
-    def without(self, bad: Mask, what: str) -> Readings:
+    def without(self, bad: Mask, what: str, *, lost: bool = True) -> Readings:
         """These readings less the bad ones, which are remembered as `what`."""
         if not bad.any():
             return self
-        return replace(
-            self, mono=self.mono[~bad], value=self.value[~bad], mended=(*self.mended, Mended(what, self.mono[bad]))
-        )
+        mended = (*self.mended, Mended(what, self.mono[bad], lost))
+        return replace(self, mono=self.mono[~bad], value=self.value[~bad], mended=mended)
+
+    def lost(self, start: float, end: float) -> int:
+        """How many readings of a stretch were dropped."""
+        return sum(mended.within(start, end) for mended in self.mended if mended.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +156,11 @@ class _Estimate:
 
 
 class _RefusedError(Exception):
-    """The readings cannot carry the window; the text says why."""
+    """The readings cannot carry the window; the text says why, and `remedy` what to do where it is known."""
+
+    def __init__(self, why: str, remedy: str = "") -> None:
+        super().__init__(why)
+        self.remedy = remedy
 
 
 def energy(
@@ -180,7 +204,7 @@ def energy(
         estimate = _estimate(rail, updates, start, end, updates.blur_s + lag_uncertainty_s)
         _refuse_over_limit(rail, estimate.energy_j / (end - start))
     except _RefusedError as why:
-        return replace(found, reason=str(why))
+        return replace(found, reason=str(why), remedy=why.remedy)
     calibration_j = estimate.energy_j * (rail.calibration or 0.0)
     clock_j = CLOCK_SHARE * estimate.energy_j
     uncertainty_j = float(np.linalg.norm((*estimate.halves_j, calibration_j, clock_j)))
@@ -267,21 +291,25 @@ def clean(mono: Floats, value: Floats) -> Readings:
     late = readings.mono < np.maximum.accumulate(readings.mono) if len(readings.mono) else np.zeros(0, dtype=bool)
     if late.any():
         order = np.argsort(readings.mono, kind="stable")
-        arrived = Mended("reading out of order", readings.mono[late])
+        arrived = Mended("reading out of order", readings.mono[late], lost=False)
         readings = Readings(readings.mono[order], readings.value[order], (*readings.mended, arrived))
     again = np.zeros(readings.mono.shape, dtype=bool)
     again[1:] = np.diff(readings.mono) == 0
     differs = again.copy()
     differs[1:] &= np.diff(readings.value) != 0
-    readings = readings.without(again & ~differs, "duplicate reading dropped")
-    return readings.without(differs[~(again & ~differs)], "reading dropped that contradicts another of the same time")
+    readings = readings.without(again & ~differs, "duplicate reading dropped", lost=False)
+    return readings.without(differs[~(again & ~differs)], _CONTRADICTS)
+
+
+_CONTRADICTS = "reading dropped that contradicts another of the same time"
 
 
 def drop_implausible(readings: Readings, rail: Rail) -> Readings:
     """Power readings less the sentinels: negative, over the limit, or a lone zero in a busy stream."""
     ceiling_w = OVER_LIMIT * rail.limit_w if rail.limit_w else ABSURD_W
     readings = readings.without(readings.value < 0, "negative reading dropped")
-    readings = readings.without(readings.value > ceiling_w, f"reading above {ceiling_w:.6g} W dropped")
+    limit = f"the limit of {rail.limit_w:.6g} W (x{OVER_LIMIT:g})" if rail.limit_w else f"{ceiling_w:.6g} W"
+    readings = readings.without(readings.value > ceiling_w, f"reading above {limit} dropped")
     return readings.without(_dropouts(readings.value, rail), "lone zero in a busy stream dropped")
 
 
@@ -312,38 +340,68 @@ def mend_counter(readings: Readings, rail: Rail) -> Readings:
     if len(readings.mono) < 2:
         return readings
     ceiling_w, slack_s = _ceiling_w(readings, rail), rail.refresh_s or float(np.median(np.diff(readings.mono)))
+    wrap_ceiling_w = _wrap_ceiling_w(readings, rail, ceiling_w)
     readings = readings.without(_outliers(readings, ceiling_w, slack_s), "dip or spike of the counter dropped")
     t, step_j = readings.mono, np.diff(readings.value)
     fell = step_j < 0
     if rail.wrap_j is not None:
         step_j = np.where(fell, step_j + rail.wrap_j, step_j)
     power_w = step_j / (_since_moved(t, step_j) + slack_s)
-    often = np.diff(t) * ceiling_w >= (rail.wrap_j or np.inf)
+    often = np.diff(t) * wrap_ceiling_w >= (rail.wrap_j or np.inf)
     breaks = [
-        Break(float(t[k]), float(t[k + 1]), _why_broken(rail, bool(fell[k]), bool(often[k]), float(power_w[k])))
+        _broken(rail, t[k : k + 2], bool(fell[k]), wrap_ceiling_w if often[k] else None, float(power_w[k]))
         for k in np.flatnonzero((step_j < 0) | (power_w > ceiling_w) | often)
     ]
     joined = readings.value[0] + np.concatenate(([0.0], np.cumsum(np.maximum(step_j, 0.0))))
     return replace(readings, value=joined, breaks=tuple(breaks))
 
 
-def _why_broken(rail: Rail, fell: bool, often: bool, power_w: float) -> str:
-    if often:
-        return f"between two readings the counter may have passed its range of {rail.wrap_j:.6g} J more than once"
-    if fell and rail.wrap_j is None:
-        return "the counter fell and its range is not known: it was reset or it wrapped"
-    if fell:
-        return f"the counter fell, and a wrap would mean {power_w:.4g} W: it was reset"
-    return f"the counter jumped, which would mean {power_w:.4g} W"
+def _broken(rail: Rail, around: Floats, fell: bool, possible_w: float | None, power_w: float) -> Break:
+    """A break, with the reason.
+
+    Args:
+        around: times of the two readings.
+        fell: whether the second is lower.
+        possible_w: the power at which it may have wrapped more than once; `None` where it cannot have.
+        power_w: the power that its step would mean.
+    """
+    remedy = ""
+    if possible_w is not None:
+        why = (
+            f"between two readings the counter may have passed its range of {rail.wrap_j:.6g} J more than once "
+            f"(at {possible_w:.4g} W)"
+        )
+        remedy = "read it more often" if rail.limit_w else "state the highest power (limit_w), or read it more often"
+    elif fell and rail.wrap_j is None:
+        why = "the counter fell and its range is not known: it was reset or it wrapped"
+        remedy = "state its range (wrap_j) if it wraps"
+    elif fell:
+        why = f"the counter fell, and a wrap would mean {power_w:.4g} W: it was reset"
+    else:
+        why = f"the counter jumped, which would mean {power_w:.4g} W"
+    return Break(float(around[0]), float(around[1]), why, remedy)
 
 
 def _ceiling_w(readings: Readings, rail: Rail) -> float:
     """The power above which a counter's step is no energy."""
     if rail.limit_w:
         return OVER_LIMIT * rail.limit_w
+    rates_w = _rates_w(readings)
+    return max(LEAST_CEILING_W, OVER_TYPICAL * float(np.median(rates_w))) if len(rates_w) else LEAST_CEILING_W
+
+
+def _wrap_ceiling_w(readings: Readings, rail: Rail, ceiling_w: float) -> float:
+    """The power at which a counter may have wrapped unseen: without a stated limit, by what it typically does."""
+    rates_w = _rates_w(readings)
+    if rail.limit_w or len(rates_w) < TYPICAL_STEPS:
+        return ceiling_w
+    return max(LEAST_WRAP_W, OVER_TYPICAL * float(np.median(rates_w)))
+
+
+def _rates_w(readings: Readings) -> Floats:
+    """The power of each step of a counter that rises."""
     rise_j, passed_s = np.diff(readings.value), np.diff(readings.mono)
-    rates = rise_j[rise_j > 0] / passed_s[rise_j > 0]
-    return max(LEAST_CEILING_W, OVER_TYPICAL * float(np.median(rates))) if len(rates) else LEAST_CEILING_W
+    return np.asarray(rise_j[rise_j > 0] / passed_s[rise_j > 0])
 
 
 def _outliers(readings: Readings, ceiling_w: float, slack_s: float) -> Mask:
@@ -388,24 +446,46 @@ def _refuse_gaps(rail: Rail, readings: Readings, part: Readings, start: float, e
         raise _RefusedError("the window is empty")
     for broken in readings.breaks:
         if broken.after > start and broken.before < end:
-            raise _RefusedError(broken.why)
+            raise _RefusedError(broken.why, broken.remedy)
     t = part.mono
-    if not np.any((t >= start) & (t <= end)):
+    kept = int(np.sum((t >= start) & (t <= end)))
+    _refuse_lost(readings, kept, start, end)
+    if not kept:
         raise _RefusedError(
             f"none of {len(readings.mono)} readings fall in the window: it is too short for this sensor, or the clocks differ"
         )
     gaps_s, periods_s = _gaps(rail, t, start, end)
     long = np.flatnonzero(gaps_s > GAP_PERIODS * periods_s * (1 + 1e-9))
     if len(long):
-        worst = long[np.argmax(gaps_s[long])]
+        worst = int(long[np.argmax(gaps_s[long])])
+        if worst >= len(gaps_s) - 2:
+            side = "begin {:.3g} s after" if worst == len(gaps_s) - 2 else "end {:.3g} s before"
+            raise _RefusedError(
+                f"the readings {side.format(gaps_s[worst])} the window does, where one comes every {periods_s[worst]:.3g} s"
+            )
         raise _RefusedError(
             f"no reading for {gaps_s[worst]:.3g} s where one comes every {periods_s[worst]:.3g} s: "
             "the meter stalled, or the machine slept"
         )
 
 
+def _refuse_lost(readings: Readings, kept: int, start: float, end: float) -> None:
+    """Refuse readings none of which can be true, and those of two things under one name."""
+    by_kind = [(mended.what, mended.within(start, end)) for mended in readings.mended if mended.lost]
+    lost = readings.lost(start, end)
+    if lost and not kept:
+        said = "; ".join(f"{count} x {what}" for what, count in by_kind if count)
+        raise _RefusedError(f"all {lost} readings in the window were dropped ({said})", "see to the readings")
+    double = sum(count for what, count in by_kind if what == _CONTRADICTS)
+    if double >= LEAST_CONTRADICTORY and double > CONTRADICTORY_SHARE * (kept + lost):
+        raise _RefusedError(
+            f"{double} of {kept + lost} readings contradict another of the same time: two rails without names?",
+            "name the rail of each reading",
+        )
+
+
 def _gaps(rail: Rail, t: Floats, start: float, end: float) -> tuple[Floats, Floats]:
-    """Times without a reading in and around the window, and the sensor's period at each.
+    """Times without a reading in and around the window, those at its start and its end last, and the sensor's period at each.
 
     Where the period is not known it is taken from the spacing nearby, so that a stream that is dense in one part and
     sparse in another has no hole, and one stall among regular readings is one.
@@ -442,16 +522,28 @@ def _flags(rail: Rail, readings: Readings, updates: Updates, start: float, end: 
     """What was mended or is suspicious in and next to the window."""
     near_s = updates.period_s
     flags = []
+    lost = readings.lost(start, end)
+    read = lost + int(np.sum((readings.mono >= start) & (readings.mono <= end)))
+    if lost >= LEAST_LOST and lost > LOST_SHARE * read:
+        flags.append(f"{lost} of {read} readings in the window were dropped, over {LOST_SHARE:.0%}")
     for mended in readings.mended:
-        # A reading without a time may have belonged anywhere.
-        count = int(np.sum(~((mended.mono < start - near_s) | (mended.mono > end + near_s))))
-        if count:
+        # What is lost just outside is missing at the edge.
+        margin_s = near_s if mended.lost else 0.0
+        if count := mended.within(start - margin_s, end + margin_s):
             flags.append(f"{count} x {mended.what}")
     if rail.kind != "counter":
         flags += _still_flags(readings, updates, start, end)
     if _smeared(rail, updates.period_s) and rail.averaging_s and end - start < FEW_AVERAGINGS * rail.averaging_s:
-        flags.append(f"the window is under {FEW_AVERAGINGS:g} averaging times of the sensor ({rail.averaging_s:g} s)")
+        flags.append(f"{_FEW_AVERAGINGS} ({rail.averaging_s:g} s)")
     return tuple(flags)
+
+
+_FEW_AVERAGINGS = f"the window is under {FEW_AVERAGINGS:g} averaging times of the sensor"
+
+
+def about_length(flag: str) -> bool:
+    """Whether a flag is about the length of the window, and not about a reading."""
+    return flag.startswith(_FEW_AVERAGINGS)
 
 
 def _still_flags(readings: Readings, updates: Updates, start: float, end: float) -> list[str]:

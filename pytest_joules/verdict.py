@@ -125,28 +125,34 @@ def _agreement(prediction: Prediction, word: str, sweep: Sweep, against: Sweep |
     return same / TABLES
 
 
+def perturbations(sweep: Sweep, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """What the means of the two primary figures are multiplied by, in logarithms: (`TABLES`, cells) for each."""
+    cells = sweep.cells
+    count = len(cells)
+    logs: dict[str, np.ndarray] = {}
+    passes = max(1, max((len(cell.passes) for cell in cells), default=1))
+    for metric in _PRIMARY:
+        noise = pooled_noise(sweep, metric) or Noise(LEAST_SD, 1, (0.0, 0.0))
+        t = rng.standard_t(noise.dof, size=(TABLES, count))
+        common = rng.uniform(*noise.common, size=(TABLES, 1)) if noise.common[1] > noise.common[0] else 0.0
+        # With one degree of freedom t has no bounds, and exp of it no finite value.
+        logs[metric] = np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
+    # Edges and lag err differently in every window, the meter's gain alike in all.
+    for half_widths, columns in (
+        ([c.half_width for c in cells], count),
+        ([max((c.calibration for c in cells), default=0.0)], 1),
+    ):
+        off = rng.uniform(-1.0, 1.0, size=(TABLES, columns)) * np.minimum(half_widths, 0.9)
+        logs["energy_per_token_mj"] += np.log1p(off)
+    return logs
+
+
 class _Perturbed:
     """Perturbed tables by number; all their randomness is drawn beforehand."""
 
     def __init__(self, sweep: Sweep, rng: np.random.Generator) -> None:
         self._sweep = sweep
-        cells = sweep.cells
-        count = len(cells)
-        self._logs: dict[str, np.ndarray] = {}
-        passes = max(1, max((len(cell.passes) for cell in cells), default=1))
-        for metric in _PRIMARY:
-            noise = pooled_noise(sweep, metric) or Noise(LEAST_SD, 1, (0.0, 0.0))
-            t = rng.standard_t(noise.dof, size=(TABLES, count))
-            common = rng.uniform(*noise.common, size=(TABLES, 1)) if noise.common[1] > noise.common[0] else 0.0
-            # With one degree of freedom t has no bounds, and exp of it no finite value.
-            self._logs[metric] = np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
-        # Edges and lag err differently in every window, the meter's gain alike in all.
-        for half_widths, columns in (
-            ([c.half_width for c in cells], count),
-            ([max((c.calibration for c in cells), default=0.0)], 1),
-        ):
-            off = rng.uniform(-1.0, 1.0, size=(TABLES, columns)) * np.minimum(half_widths, 0.9)
-            self._logs["energy_per_token_mj"] += np.log1p(off)
+        self._logs = perturbations(sweep, rng)
 
     def __call__(self, index: int) -> Sweep:
         energy, speed = (self._logs[metric][index] for metric in _PRIMARY)

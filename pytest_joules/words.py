@@ -22,6 +22,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def printable(text: str) -> str:
+    """Text in which what a terminal would obey or cannot show is written out, as in `\\x1b`; line breaks are kept."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def decoded(raw: bytes) -> str:
+    """What a program printed, with the bytes that are no text written out."""
+    return printable(raw.decode("utf-8", errors="backslashreplace"))
+
+
 def one_line(text: str, limit: int = 300) -> str:
     """Text without line breaks, cut at `limit` characters."""
     flat = " ".join(text.split())

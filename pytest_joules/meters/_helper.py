@@ -21,7 +21,7 @@ from typing import Any
 
 from pytest_joules import guard
 from pytest_joules.errors import MeterError
-from pytest_joules.words import one_line
+from pytest_joules.words import decoded, one_line
 
 GRACE_S = 0.5
 """How long a program may take to end itself before it is killed."""
@@ -160,7 +160,7 @@ class Helper:
             how = f"ended with exit code {self._how['exit']}"
         else:
             how = "closed its output"
-        words = [line for line in self._last_words.decode("utf-8", errors="replace").splitlines() if line.strip()]
+        words = [decoded(line) for line in self._last_words.splitlines() if line.strip()]
         return f"{self._name} {how}" + (f": {one_line(words[-1])}" if words else "")
 
 
@@ -183,8 +183,7 @@ def ask(argv: Sequence[str], timeout_s: float) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    printed = done.stdout.decode("utf-8", errors="replace").split("\n")
-    return one_line(printed[0]) or None
+    return one_line(decoded(done.stdout.partition(b"\n")[0].strip())) or None
 
 
 def _end(process: subprocess.Popen[bytes], group: int | None) -> None:

@@ -3,8 +3,9 @@
 One JSON object a line, `power_w` in watts or `energy_j` in joules since some origin. Optional: `rail`, a name;
 `mono`, seconds of this machine's monotonic clock (without it the time the line arrived is taken); and what is
 known of the rail, on its first line: `scope`, `covers`, `kind`, `averaging_s`, `refresh_s`, `limit_w`, `wrap_j`,
-`basis`. Whatever else is printed is passed over, and so is a value that is not a number. A program that holds its
-lines back in a buffer gives them wrong times: each has to be flushed.
+`basis`. Until the first sample whatever else is printed is passed over. From then on a line that is none, but for a
+blank one, counts as a reading that failed. A program that holds its lines back in a buffer gives them wrong times:
+each has to be flushed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any, get_args
 from pytest_joules.errors import MeterAbsent, MeterError
 from pytest_joules.meters._helper import Helper, Line
 from pytest_joules.records import Basis, Kind, Rail, Sample, Scope
-from pytest_joules.words import nearest, one_line
+from pytest_joules.words import decoded, nearest, one_line
 
 NAME = "command"
 
@@ -32,16 +33,25 @@ CLOCK_BEHIND_S, CLOCK_AHEAD_S = 60.0, 0.5
 """A `mono` further from its arrival than this is of another clock."""
 
 
-def parse(text: str | bytes) -> dict[str, Any] | None:
-    """The sample of a line, or `None` when the line holds none: no JSON object, no finite value, a negative one."""
+def parse(text: str | bytes) -> dict[str, Any]:
+    """The sample of a line. A negative value is one, and judged where the others are.
+
+    Raises:
+        ValueError: the line holds none, with the reason.
+    """
     try:
         record = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or ("power_w" in record) == ("energy_j" in record):
-        return None
-    value: Any = record.get("power_w", record.get("energy_j"))
-    return record if _is_number(value) and value >= 0 else None
+    except (ValueError, RecursionError):
+        raise ValueError("it is no JSON") from None
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")
+    keys = [key for key in ("power_w", "energy_j") if key in record]
+    if len(keys) != 1:
+        raise ValueError("it has both power_w and energy_j" if keys else "it has neither power_w nor energy_j")
+    value = record[keys[0]]
+    if not _is_number(value):
+        raise ValueError(f"{keys[0]} is {json.dumps(value)}, which is no number")
+    return record
 
 
 def rail_of(record: Mapping[str, Any], meter: str, printed_by: str) -> Rail:
@@ -119,25 +129,36 @@ def sample_of(record: Mapping[str, Any], meter: str, arrived_mono: float) -> Sam
 
 
 class CommandReader:
-    """Reads what a program prints. `read` waits for its next line."""
+    """Reads what a program prints. `read` waits for its next line.
+
+    After the first sample, a line that is none is a reading that failed: NaN for the rail it names, or for every rail where
+    it names none.
+    """
 
     interval_s: float | None = None
 
     def __init__(self, argv: Sequence[str], rails: frozenset[str]) -> None:
         self._rails = rails
+        self._begun = False
         self._helper = Helper(argv)
 
     def read(self) -> Sequence[Sample]:
-        """The samples of the lines that came; nothing when they hold none.
+        """The samples of the lines that came.
 
         Raises:
             MeterError: the program ended, or prints a rail it did not print at first.
         """
         samples = []
         for line in self._helper.lines():
-            record = parse(line.text)
-            if record is None:
+            if not line.text.strip():
                 continue
+            try:
+                record = parse(line.text)
+            except ValueError:
+                # What stands above the first sample is a heading.
+                samples += [Sample(rail, line.mono, math.nan) for rail in self._meant(line.text) if self._begun]
+                continue
+            self._begun = True
             sample = sample_of(record, NAME, line.mono)
             if sample.rail not in self._rails:
                 raise MeterError(
@@ -145,6 +166,14 @@ class CommandReader:
                 )
             samples.append(sample)
         return samples
+
+    def _meant(self, text: bytes) -> frozenset[str]:
+        """The rails that a line which is no sample may have been about."""
+        try:
+            named = rail_name(json.loads(text), NAME)
+        except (ValueError, RecursionError, AttributeError):
+            return self._rails
+        return frozenset({named}) & self._rails or self._rails
 
     def close(self) -> None:
         """End the program."""
@@ -192,13 +221,16 @@ def _learn(argv: Sequence[str]) -> list[Rail]:
     """Listen until a rail comes round again, and for a while, since rails may speak at different rates."""
     name = Path(argv[0]).name
     rails: dict[str, Rail] = {}
-    heard = b""
+    said = ""
     first_mono = None
     with contextlib.closing(Helper(argv)) as helper:
         for line in _lines_for(helper, LEARN_S):
-            heard = line.text or heard
-            record = parse(line.text)
-            if record is None:
+            if not line.text.strip():
+                continue
+            try:
+                record = _first(line.text)
+            except ValueError as error:
+                said = f" (it said '{one_line(decoded(line.text), 80)}': {error})"
                 continue
             sample = sample_of(record, NAME, line.mono)
             first_mono = line.mono if first_mono is None else first_mono
@@ -206,12 +238,20 @@ def _learn(argv: Sequence[str]) -> list[Rail]:
                 break
             rails.setdefault(sample.rail, rail_of(record, NAME, name))
     if not rails:
-        said = f" (it said {one_line(heard.decode('utf-8', 'replace'), 80)!r})" if heard else ""
         raise MeterError(
             f"{name} printed no sample within {LEARN_S:g} s{said}",
             'a sample is a line such as {"power_w": 12.5}, flushed as soon as it is printed',
         )
     return list(rails.values())
+
+
+def _first(text: bytes) -> dict[str, Any]:
+    """A sample by which a rail is known: one that can be true."""
+    record = parse(text)
+    key = "energy_j" if "energy_j" in record else "power_w"
+    if record[key] < 0:
+        raise ValueError(f"{key} is negative")
+    return record
 
 
 def _lines_for(helper: Helper, seconds: float) -> Iterator[Line]:

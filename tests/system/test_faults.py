@@ -7,12 +7,10 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import pytest
 
 from pytest_joules import ledger, store
 from pytest_joules.engines import llama_server
+from pytest_joules.records import SCHEMA_VERSION
 
 SCRIPTED = Path(__file__).parents[1] / "players" / "scripted_llama_server.py"
 
@@ -77,7 +76,7 @@ IN_THE_SECOND_CONDITION = """
                 answer = server.run_round
 
                 def run_round(prompts, answer_tokens, round_index=0):
-                    if answer_tokens == 24:
+                    if answer_tokens == 12:
                         in_window(server)
                     return answer(prompts, answer_tokens, round_index)
 
@@ -123,10 +122,10 @@ class Faulty:
         self.suite()
 
     def suite(self, *, vary: Any = None, **protocol: Any) -> None:
-        quick = {"min_window_s": None, "rounds": 1, "warmup_tokens": 4, **protocol}
+        quick = {"min_window_s": None, "rounds": 1, "warmup_tokens": 4, "rate_hz": 20, **protocol}
         self.passes = protocol.get("passes", 1)
         self.project.suite(
-            vary=vary or {"parallel": [1, 2]}, request={"answer_tokens": 24}, protocol=quick,
+            vary=vary or {"parallel": [1, 2]}, request={"answer_tokens": 12}, protocol=quick,
             gates={"other_load_void_above": 1, "uncertainty_void_above": 10},
         )  # fmt: skip
 
@@ -161,6 +160,22 @@ class Faulty:
         """Batches of the windows in the only journal."""
         [journal] = self.journals()
         return [window.condition["parallel"] for window in store.load_journal(journal).windows]
+
+    def left_by_killed_runs(self) -> list[Path]:
+        """Files as SIGKILL leaves them at its worst moments, of a process that is long gone."""
+        place, temporary = self.results / "bench" / "real", Path(os.environ["TMPDIR"])
+        made = {
+            place / "20260101T000000Z-000001.journal.jsonl": '{"event": "start", "run_i',
+            place
+            / "20260101T000000Z-000002.journal.jsonl": f'{{"event": "start", "run_id": "x", "schema_version": {SCHEMA_VERSION}}}\n',
+            place / ".20260101T000000Z-000003.json.999999999.part": '{"schema_ver',
+            temporary / "joules-logs-999999999-abcdef" / "llama-server-1.log": "srv  llama_server: loading model\n",
+            Path(os.environ["JOULES_LOCK_DIR"]) / "pytest-joules.lock.holder": "suite real, process 999999999",
+        }
+        for path, text in made.items():
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        return list(made)
 
     def assert_goes_on(self, *arguments: str) -> None:
         """Once nothing is broken any more, the run is completed with what it had and leaves nothing beside it."""
@@ -463,12 +478,15 @@ def test_a_time_limit_that_ends_pytest_itself(faulty) -> None:
     assert done.ret == 1
     assert faulty.closed() == [1]
     faulty.mended()
+    stale = faulty.left_by_killed_runs()
     begun_anew = faulty.run()
     begun_anew.assert_outcomes(passed=1)
-    assert (
+    at = begun_anew.outlines.index("joules: measuring real, 2 windows")
+    assert begun_anew.outlines[at + 1] == (
         "joules: a run of this suite that was cut short after 1 windows is kept; this one begins anew (--joules-resume goes on with it)"
-        in begun_anew.outlines
     )
+    assert [path for path in stale if path.exists()] == []
+    assert faulty.closed() == [1]
 
 
 def test_a_test_that_ends_the_process(faulty) -> None:

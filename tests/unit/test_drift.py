@@ -190,15 +190,14 @@ def alarms(passes: int, count: int, sd: float) -> float:
 def test_the_page_tells_how_often_noise_is_called_a_run_order_effect(count: int) -> None:
     rates = [alarms(passes, count, sd) for passes in (2, 4) for sd in (0.01, 0.03, 0.10)]
     assert in_page(count, *(f"{rate:.0%}" for rate in rates))
-    # In much noise only the two standard errors decide, and all the same way: at 4 Student's t with 3 degrees of freedom.
+    # In much noise only Student's t decides, at 5 %; from 5 conditions on, all the same way as well.
     if count < 5:
-        expected = 2 * stats.t.sf(2, count - 1)
-        assert rates[2] == pytest.approx(expected, abs=4 * math.sqrt(expected / TRIALS))
+        assert rates[2] == pytest.approx(gates.CHANCE, abs=4 * math.sqrt(gates.CHANCE / TRIALS))
 
 
 def test_the_page_tells_what_chance_does_to_the_rule_of_the_run_order() -> None:
     text = " ".join(PAGE.split())
-    beyond = {count: 2 * stats.t.sf(2, count - 1) for count in (4, 6)}
-    assert f"{100 * beyond[4]:.0f} % of runs at 4 conditions and in {100 * beyond[6]:.0f} % at 6" in text
+    beyond = {count: 2 * stats.t.sf(2, count - 1) for count in (2, 4, 6)}
+    assert f"{100 * beyond[2]:.0f} % of runs at 2 conditions, {100 * beyond[4]:.0f} % at 4 and {100 * beyond[6]:.0f} % at 6" in text
     one_way = {count: 2 * 0.5**count for count in (5, 6)}
     assert f"in {100 * one_way[5]:.0f} % of runs at 5 conditions and in {100 * one_way[6]:.0f} % at 6" in text

@@ -2,17 +2,19 @@ import gzip
 import json
 import math
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pytest_joules import store
+from pytest_joules import ledger, store
 from pytest_joules.errors import UsageError
 from pytest_joules.records import Gate, RailEnergy, RequestRecord, Run, Sample, Verdict
 from pytest_joules.store import Store, load, load_samples, load_verdicts
@@ -257,6 +259,93 @@ def test_a_journal_can_be_read_after_a_kill(kept: Store) -> None:
         child.wait()
     lines = (kept.folder / "m" / "s" / "r.journal.jsonl").read_text().splitlines()
     assert [json.loads(line)["event"] for line in lines] == ["start", "one", "two"]
+
+
+def test_a_journal_that_is_taken_away_is_made_anew(kept: Store, whole: Run) -> None:
+    journal = kept.journal("m", "s", "r", {}, ())
+    journal.window(whole.windows[0], SAMPLES)
+    assert not journal.made_anew
+    for take_away in (lambda: shutil.rmtree(kept.folder), lambda: journal.path.rename(journal.path.with_name("moved"))):
+        take_away()
+        journal.note("more")
+        assert journal.made_anew
+        journal.made_anew = False
+    journal.note("last")
+    assert not journal.made_anew
+    journal.close(remove=False)
+    events = [json.loads(line)["event"] for line in journal.path.read_text().splitlines()]
+    assert events == ["start", "window", "more", "more", "last"]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, int], None]]:
+    """Lets files grow no longer than some bytes beyond what one of them has."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(path: Path, bytes_left: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + bytes_left, unlimited[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+def test_a_full_disk_leaves_no_half_of_a_line(kept: Store, whole: Run, full: Callable[[Path, int], None]) -> None:
+    journal = kept.journal("m", "s", "r", {}, ())
+    before = journal.path.read_bytes()
+    full(journal.path, 60)
+    with pytest.raises(OSError, match="File too large"):
+        journal.window(whole.windows[0], SAMPLES)
+    assert journal.path.read_bytes() == before
+    journal.note("cut short")
+    journal.close(remove=False)
+    assert [json.loads(line)["event"] for line in journal.path.read_text().split()] == ["start", "cut short"]
+
+
+def test_a_full_disk_leaves_no_half_of_a_ledgers_line(tmp_path: Path, full: Callable[[Path, int], None]) -> None:
+    path = tmp_path / ledger.NAME
+    assert ledger.append([path], {"event": "start"}) == []
+    full(path, 20)
+    assert len(ledger.append([path], {"event": "end", "outcome": "complete"})) == 1
+    assert ledger.read(path) == ledger.Entries(({"event": "start", "prev": ""},))
+
+
+def test_verdicts_that_cannot_be_written(kept: Store, whole: Run, full: Callable[[Path, int], None]) -> None:
+    stored = kept.write(whole, SAMPLES)
+    kept.append_verdicts(stored, [verdict()])
+    full(stored.verdicts_path, 20)
+    with pytest.raises(
+        UsageError, match=r"the verdicts cannot be kept: .* \(File too large\); make room there, then run again"
+    ):
+        kept.append_verdicts(stored, [verdict()])
+    assert load_verdicts(stored) == [verdict()]
+
+
+def test_samples_of_an_attempt_to_write_that_was_killed(kept: Store, whole: Run) -> None:
+    samples = kept.place(whole.machine_slug, whole.suite_name) / whole.samples_file
+    samples.parent.mkdir(parents=True)
+    samples.write_bytes(b"half")
+    assert load_samples(kept.write(whole, SAMPLES)) == SAMPLES
+
+
+def test_what_killed_runs_left_is_taken_away_if_nobody_can_use_it(kept: Store, whole: Run) -> None:
+    stored = kept.write(whole, SAMPLES)
+    names = (whole.machine_slug, whole.suite_name)
+    for name, windows in {"empty": [], "closed": whole.windows[:1], whole.run_id: whole.windows[:1]}.items():
+        journal = kept.journal(*names, name, {}, ())
+        for window in windows:
+            journal.window(window, [])
+        journal.close(remove=False)
+    place = kept.place(*names)
+    (place / "torn.journal.jsonl").write_text('{"event": "sta')
+    (place / "newer.journal.jsonl").write_text('{"event": "start", "run_id": "newer", "schema_version": 99}\n')
+    (place / ".x.json.999999999.part").touch()
+    (place / f".y.json.{os.getpid()}.part").touch()
+    (place / ".of-somebody.part").touch()
+    kept.tidy(*names)
+    assert {path.name for path in place.iterdir()} == {
+        stored.path.name, whole.samples_file, "closed.journal.jsonl", "newer.journal.jsonl", f".y.json.{os.getpid()}.part",
+        ".of-somebody.part",
+    }  # fmt: skip
 
 
 def test_verdicts_are_appended(kept: Store, whole: Run) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import shlex
 import sys
 import textwrap
@@ -123,21 +124,89 @@ def test_a_rail_that_appears_late_ends_the_reading(program) -> None:
     reader.close()
 
 
-def test_what_is_no_sample_is_passed_over(program) -> None:
+def test_a_line_that_is_no_sample_is_a_reading_that_failed(program) -> None:
     body = r"""
-        sys.stdout.write('er_w": 3}\n')
+        sys.stdout.write('a heading\ner_w": 3}\n')
         while True:
-            for value in ('null', 'NaN', '"12,5"', '-1', 'true', '1, "energy_j": 2', '12.5'):
+            for value in ('12.5', 'null', 'NaN', '"12,5"', '-1', 'true', '1, "energy_j": 2', 'Infinity'):
                 print('{"power_w": ' + value + '}\r')
             print("hello\n\n[1, 2]\n7\n" + '{"watts": 3}')
             time.sleep(0.01)
     """
     [meter] = command.find(program(body))
     reader = meter.open(5.0)
-    read = [sample for _ in range(60) for sample in reader.read()]
+    read = []
+    while len(read) < 60:
+        read += reader.read()
     reader.close()
-    assert len(read) >= 4
-    assert {sample.value for sample in read} == {12.5}
+    nan = [math.nan] * 6
+    values = [12.5, *nan[:3], -1.0, *nan[:3], *nan[:4]]
+    # A blank line was not tried, and the heading is not counted.
+    assert [s.value for s in read[:24]] == pytest.approx(values * 2, nan_ok=True)
+
+
+def test_a_failed_reading_is_of_the_rail_it_names_or_of_all(program) -> None:
+    body = r"""
+        while True:
+            print('{"rail": "a", "power_w": 1}\n{"rail": "b", "power_w": 2}')
+            print('{"rail": "b", "power_w": null}\ngarbage')
+            time.sleep(0.01)
+    """
+    [meter] = command.find(program(body))
+    reader = meter.open(5.0)
+    read = []
+    while len(read) < 5:
+        read += reader.read()
+    reader.close()
+    assert [s.rail for s in read[:3]] == ["command.a", "command.b", "command.b"]
+    assert {s.rail for s in read[3:5]} == {"command.a", "command.b"}
+    assert all(math.isnan(s.value) for s in read[2:5])
+
+
+@pytest.mark.parametrize("bad", ['{"power_w": -10}', '{"power_w": NaN}', "garbage"])
+def test_readings_that_vanish_are_told(program, bad) -> None:
+    body = f"""
+        for i in range(10_000):
+            print('{bad}' if i % 5 == 4 else json.dumps({{"power_w": 12 + i % 3}}))
+            time.sleep(0.01)
+    """
+    chosen = meters.choose("command:" + program(body), scope=None, basis="measured")
+    with Power(chosen, 5.0) as power, power.window() as window:
+        time.sleep(0.5)
+    [rail] = window.reading.rails
+    assert rail.energy_j is not None
+    assert "readings in the window were dropped, over 10%" in rail.flags[0]
+    assert "negative" in rail.flags[1] or "no number" in rail.flags[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"power_w": NaN}', "power_w is NaN, which is no number"),
+        ('{"power_w": -20}', "power_w is negative"),
+        ('{"power_w": "10"}', 'power_w is "10", which is no number'),
+        ('{"power_w": true}', "power_w is true, which is no number"),
+        ('{"watts": 10}', "it has neither power_w nor energy_j"),
+        ('{"power_w": 1, "energy_j": 1}', "it has both power_w and energy_j"),
+        ("[10]", "it is no JSON object"),
+        ("10 W", "it is no JSON"),
+    ],
+)
+def test_why_a_line_is_no_sample(program, monkeypatch, line, why) -> None:
+    monkeypatch.setattr(command, "LEARN_S", 0.5)
+    with pytest.raises(MeterError) as caught:
+        command.find(program(f"print({line!r}); time.sleep(60)"))
+    assert f"(it said '{line}': {why})" in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_written_out(program, monkeypatch) -> None:
+    monkeypatch.setattr(command, "LEARN_S", 0.5)
+    with pytest.raises(MeterError) as caught:
+        command.find(program(r"os.write(1, b'\x1b[31m\xff\n'); time.sleep(60)"))
+    assert r"it said '\x1b[31m\xff'" in str(caught.value)
+    with pytest.raises(MeterError) as caught:
+        command.find(program(r"os.write(2, b'\x1b[31m\xff\n'); sys.exit(3)"))
+    assert str(caught.value).endswith(r"exit code 3: \x1b[31m\xff")
 
 
 def test_a_time_of_this_machine_s_clock_is_kept(program) -> None:
