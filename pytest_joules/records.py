@@ -280,8 +280,34 @@ class IdleBaseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedCell:
+    """One condition of a run that somebody else measured and published as a table.
+
+    Attributes:
+        figures: by metric, exactly as printed.
+        roundings: half a unit of each figure's last printed digit, in the figure's own unit.
+        spreads: (max - min) / mean over the passes by metric, as printed.
+        missing: by metric, why it has no figure, or one that must not be read.
+        change: of energy per token against the first condition, as printed.
+        gates: what the published numbers let be checked.
+    """
+
+    condition: Condition
+    figures: Mapping[str, float] = field(default_factory=dict)
+    roundings: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    change: str = ""
+    gates: tuple[Gate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One suite measured once on one machine. Holds the measurement alone, no verdict."""
+    """One suite measured once on one machine. Holds the measurement alone, no verdict.
+
+    Attributes:
+        published: instead of windows, the table of a run that was published; its basis is `transcribed`.
+    """
 
     run_id: str
     started_utc: str
@@ -299,6 +325,7 @@ class Run:
     engine: Mapping[str, Any]
     meter: MeterRecord
     windows: tuple[Window, ...]
+    published: tuple[PublishedCell, ...] = ()
     idle: IdleBaseline | None = None
     gates: tuple[Gate, ...] = ()
     deviations: tuple[str, ...] = ()

@@ -13,9 +13,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pytest_joules.errors import Void
+from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS, decode
-from pytest_joules.records import Condition, IdleBaseline, Run, Window
+from pytest_joules.records import Condition, IdleBaseline, PublishedCell, Run, Window
 from pytest_joules.words import nearest
 
 Key = Any
@@ -30,34 +30,43 @@ class Cell:
         condition: axis values.
         passes: for each pass, metric name to figure; a figure that is undefined is left out.
         void: why the cell cannot be read; empty when it can.
+        missing: metric name to the reason why a published table does not have it.
         undefined: metric name to the reason why it has no figure although the cell is valid.
         half_width: relative half-width of the energy from edges, refresh and lag, the largest of the passes.
         calibration: relative half-width of the meter's gain, the same for every cell of a run.
+        roundings: relative half-width of each printed figure from its last digit.
         means: figures that stand in place of the mean over `passes`, when only those are known.
         spreads: likewise for the spread.
         factors: multiplies the mean of each metric; how a perturbed table is made.
         flags: what is known against the cell.
+        change: against the first condition, as a published table printed it.
     """
 
     condition: Condition
     passes: tuple[Mapping[str, float], ...] = ()
     void: str = ""
+    missing: Mapping[str, str] = field(default_factory=dict)
     undefined: Mapping[str, str] = field(default_factory=dict)
     half_width: float = 0.0
     calibration: float = 0.0
+    roundings: Mapping[str, float] = field(default_factory=dict)
     means: Mapping[str, float] = field(default_factory=dict)
     spreads: Mapping[str, float] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
+    change: str = ""
 
     def mean(self, metric: str) -> float:
         """Mean over the passes of each window's own figure.
 
         Raises:
             Void: the cell is void or the metric has no figure.
+            Unmeasured: the metric was not published.
         """
         if self.void:
             raise Void(f"{label(self.condition)}: {self.void}")
+        if metric in self.missing:
+            raise Unmeasured(f"{label(self.condition)}: {self.missing[metric]}")
         factor = self.factors.get(metric, 1.0)
         if metric in self.means:
             return self.means[metric] * factor
@@ -72,10 +81,13 @@ class Cell:
 
         Raises:
             Void: as `mean`, or there is one pass only.
+            Unmeasured: it was not published.
         """
         mean = self.mean(metric) / self.factors.get(metric, 1.0)
         if metric in self.spreads:
             return self.spreads[metric]
+        if metric in self.means:
+            raise Unmeasured(f"{label(self.condition)}: no spread over the passes was published")
         if len(self.passes) < 2:
             raise Void(f"{label(self.condition)}: the spread of one pass is undefined; measure at least two")
         figures = [figures[metric] for figures in self.passes]
@@ -169,6 +181,8 @@ class Column(Mapping[Key, float]):
                 parts.append(f"{key!r}: {figure:.4g}")
             except Void:
                 parts.append(f"{key!r}: void")
+            except Unmeasured:
+                parts.append(f"{key!r}: -")
         name = f"{self._metric}.spread" if self._of_spread else self._metric
         return f"{name}{{{', '.join(parts)}}}"
 
@@ -348,6 +362,8 @@ class Sweep(_Metrics):
                     figures.append(f"{cell.mean(metric):.4g}")
                 except Void:
                     figures.append("void")
+                except Unmeasured:
+                    figures.append("-")
             rows.append([*(cell.condition[axis] for axis in self.axes), *figures])
         heading = " ".join(
             part for part in (self.about.suite, self.about.basis, self.about.scope, self.about.run_id) if part
@@ -370,6 +386,8 @@ def from_run(run: Run) -> Sweep:
         else _cell(condition, by_condition[_hashable(condition)], run)
         for condition in run.conditions
     ]
+    if run.published:
+        cells = [_as_published(cell) for cell in run.published]
     about = About(
         suite=run.suite_name,
         run_id=run.run_id,
@@ -381,6 +399,20 @@ def from_run(run: Run) -> Sweep:
         flags=tuple(str(gate) for gate in run.gates if gate.outcome == "flag"),
     )
     return Sweep(run.axes, cells, about)
+
+
+def _as_published(cell: PublishedCell) -> Cell:
+    spoiled = [str(gate) for gate in cell.gates if gate.outcome == "void"]
+    return Cell(
+        condition=cell.condition,
+        void="; ".join(spoiled),
+        means=cell.figures,
+        spreads=cell.spreads,
+        missing={n: "it was not published" for n in METRICS if n not in cell.figures} | dict(cell.missing),
+        change=cell.change,
+        roundings={name: cell.roundings.get(name, 0.0) / abs(value) for name, value in cell.figures.items() if value},
+        flags=tuple(str(gate) for gate in cell.gates if gate.outcome == "flag"),
+    )
 
 
 def _hashable(condition: Condition) -> tuple[tuple[str, str], ...]:

@@ -99,7 +99,10 @@ def robustness(
         return Robustness("", None)
     reasons = list(flags)
     passes = max((len(cell.passes) for cell in sweep.cells), default=0)
-    if passes < 2:
+    if any(cell.means for cell in sweep.cells):
+        if not all(cell.spreads for cell in sweep.cells if cell.means):
+            reasons.append("no spread over the passes was published: its noise is unknown")
+    elif passes < 2:
         reasons.append("one pass: its noise is unknown")
     elif not verdict.reads.spread:
         for index in range(passes):
@@ -132,11 +135,15 @@ def perturbations(sweep: Sweep, rng: np.random.Generator) -> dict[str, np.ndarra
     logs: dict[str, np.ndarray] = {}
     passes = max(1, max((len(cell.passes) for cell in cells), default=1))
     for metric in _PRIMARY:
-        noise = pooled_noise(sweep, metric) or Noise(LEAST_SD, 1, (0.0, 0.0))
+        noise = pooled_noise(sweep, metric) or Noise(LEAST_SD, max(1, _published(cells) - 1), (0.0, 0.0))
         t = rng.standard_t(noise.dof, size=(TABLES, count))
         common = rng.uniform(*noise.common, size=(TABLES, 1)) if noise.common[1] > noise.common[0] else 0.0
         # With one degree of freedom t has no bounds, and exp of it no finite value.
         logs[metric] = np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
+    for metric in _PRIMARY:
+        # Of a published table only the spread is known: its passes lie within half of it about the mean.
+        half_spreads = [cell.spreads.get(metric, 0.0) / 2 for cell in cells]
+        logs[metric] += np.log1p(rng.uniform(-1.0, 1.0, size=(TABLES, count)) * np.minimum(half_spreads, 0.9))
     # Edges and lag err differently in every window, the meter's gain alike in all.
     for half_widths, columns in (
         ([c.half_width for c in cells], count),
@@ -147,24 +154,32 @@ def perturbations(sweep: Sweep, rng: np.random.Generator) -> dict[str, np.ndarra
     return logs
 
 
+def _published(cells: Sequence[Cell]) -> int:
+    """How many cells are of a published table, where noise shows in the spreads alone."""
+    return sum(bool(cell.means and cell.spreads) for cell in cells)
+
+
 class _Perturbed:
     """Perturbed tables by number; all their randomness is drawn beforehand."""
 
     def __init__(self, sweep: Sweep, rng: np.random.Generator) -> None:
         self._sweep = sweep
         self._logs = perturbations(sweep, rng)
+        # One for each figure that was printed: they were rounded one by one.
+        self._digits = rng.uniform(-1.0, 1.0, size=(TABLES, len(sweep.cells), len(METRICS)))
 
     def __call__(self, index: int) -> Sweep:
         energy, speed = (self._logs[metric][index] for metric in _PRIMARY)
-        cells = [_shaken(cell, energy[i], speed[i]) for i, cell in enumerate(self._sweep.cells)]
+        cells = [_shaken(cell, energy[i], speed[i], self._digits[index, i]) for i, cell in enumerate(self._sweep.cells)]
         return self._sweep.fresh(cells)
 
 
-def _shaken(cell: Cell, energy_log: float, speed_log: float) -> Cell:
+def _shaken(cell: Cell, energy_log: float, speed_log: float, digits: np.ndarray) -> Cell:
     if cell.void:
         return cell
     factors: Mapping[str, float] = {
         name: math.exp(metric.energy_power * energy_log + metric.speed_power * speed_log)
-        for name, metric in METRICS.items()
+        * (1.0 + digits[i] * cell.roundings.get(name, 0.0))
+        for i, (name, metric) in enumerate(METRICS.items())
     }
     return replace(cell, factors=factors)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from tabulate import tabulate
 
-from pytest_joules.errors import Void
+from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.records import Run, Verdict, Window
 from pytest_joules.sweep import Cell, Sweep, from_run, label
@@ -90,20 +91,26 @@ def _row(cell: Cell, reference: Cell | None) -> list[str]:
     ]
     try:
         compared = change(cell.mean("energy_per_token_mj"), reference.mean("energy_per_token_mj")) if reference else ""
-    except Void:
+    except (Unmeasured, Void):
         compared = ""
+    compared = cell.change or compared
     try:
         spread = f"{cell.spread('energy_per_token_mj'):.1%}"
-    except Void:
+    except (Unmeasured, Void):
         spread = ""
     return [*figures, compared, spread]
 
 
 def _text(cell: Cell, metric: str) -> str:
     try:
-        return figure(cell.mean(metric))
+        # What was published is shown, also where it must not be judged by.
+        value = cell.means[metric] if metric in cell.means else cell.mean(metric)
     except Void:
         return "void"
+    except Unmeasured:
+        return "-"
+    rounding = cell.roundings.get(metric, 0.0) * abs(value)
+    return f"{value:,.{max(0, round(-math.log10(2 * rounding)))}f}" if rounding else figure(value)
 
 
 def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
@@ -113,7 +120,7 @@ def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
         for metric in METRICS:
             try:
                 row[metric] = cell.mean(metric)
-            except Void:
+            except (Unmeasured, Void):
                 row[metric] = None
         yield row
 
@@ -147,12 +154,18 @@ def limits(run: Run, sweep: Sweep) -> Iterator[str]:
             for gate in window.gates:
                 if gate.outcome in ("flag", "not evaluable"):
                     by_reason.setdefault(_gate_words(gate.name, gate.value, gate.limit), []).append(_where(window))
+    for published in run.published:
+        for gate in published.gates:
+            if gate.outcome in ("flag", "not evaluable"):
+                words = _gate_words(gate.name, gate.value, gate.limit)
+                by_reason.setdefault(words, []).append(label(published.condition))
     for reason, places in by_reason.items():
         yield f"{reason}: {', '.join(dict.fromkeys(places))}"
+    unchecked = [gate.name for gate in run.gates if gate.outcome == "not evaluable"]
+    if unchecked:
+        yield f"could not be checked: {', '.join(unchecked)}"
     for gate in run.gates:
-        if gate.outcome == "not evaluable":
-            yield _gate_words(gate.name, gate.value, gate.limit)
-        elif gate.outcome in ("flag", "void"):
+        if gate.outcome in ("flag", "void"):
             yield str(gate)
     yield from (f"deviation: {deviation}" for deviation in run.deviations)
     yield from run.notes
