@@ -116,7 +116,9 @@ def campaign(rng: np.random.Generator, margin: float, conditions: int, passes: i
     ]
     word, clear = judged(claim, energy, edge, rng)
     by_gate = any(gate.outcome == "flag" for gate in flagged)
-    return Outcome(conditions, passes, noise, abs(drift), edge, margin, claim.name, word != holds, clear and not by_gate, by_gate)
+    return Outcome(
+        conditions, passes, noise, abs(drift), edge, margin, claim.name, word != holds, clear and not by_gate, by_gate
+    )
 
 
 def judged(claim: Claim, energy: np.ndarray, edge: float, rng: np.random.Generator) -> tuple[bool, bool]:
@@ -171,7 +173,10 @@ def main() -> int:
             row.append(f"{np.mean([not o.clear for o in at]):.0%}")
             row.append(f"{np.mean([o.flagged for o in at]):.0%}")
             rows.append(row)
-        print(tabulate(rows, headers=["", *(f"{m:g}" for m in MARGINS), "narrow at 4", "by gate"], disable_numparse=True) + "\n")
+        print(
+            tabulate(rows, headers=["", *(f"{m:g}" for m in MARGINS), "narrow at 4", "by gate"], disable_numparse=True)
+            + "\n"
+        )
     for margin in MARGINS:
         at = [o for o in outcomes if o.margin == margin]
         missed |= bool(np.mean([o.wrong and o.clear for o in at]) > WRONG_AND_CLEAR)

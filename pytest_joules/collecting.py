@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from pytest_joules import meters
 from pytest_joules.errors import JoulesError, Unmeasured, UsageError, Void
 from pytest_joules.prediction import TABLES, Prediction
 from pytest_joules.reporting import progress_for
 from pytest_joules.session import Hardware, Options, Session
 from pytest_joules.stash import COLLECTOR
 from pytest_joules.sweep import Sweep
+
+MARK_KEYS = ("suite", "against", "primary", "decide", "threshold", "holds", "fails")
+"""What pytest.mark.joules may be given beside the suite's name."""
 
 
 class PredictionWarning(pytest.PytestWarning):
@@ -59,6 +63,10 @@ class Collector:
                 self.session.deselect(name)
         errors, doubts = self.session.faults()
         self._faults += errors
+        try:
+            meters.check_names(self.session.options.meter)
+        except UsageError as error:
+            self._faults.append(f"--joules-meter: {error}")
         # A worker of pytest-xdist that ends while collecting takes the session down without a reason: `admit` tells it.
         if self._faults and not self._is_worker:
             raise pytest.UsageError("\n".join(self._faults))
@@ -154,6 +162,7 @@ def options(config: pytest.Config) -> Options:
         meter=chosen("meter") or "auto",
         exploratory=config.getoption("joules_exploratory") or config.getini("joules_exploratory"),
         resume=config.getoption("joules_resume"),
+        replay=config.getoption("joules_replay"),
     )
 
 
@@ -195,10 +204,14 @@ def _prediction(item: pytest.Item) -> Prediction:
     if len(names) != 1 or not isinstance(names[0], str):
         given = ", ".join(map(repr, names)) or "none"
         raise UsageError(f"{item.nodeid}: it needs the name of one suite, pytest.mark.joules('SUITE'); given: {given}")
-    if unknown := set(marks[0].kwargs) - {"suite", "against", "primary"}:
+    # What stands at the function goes before what stands at its class or module.
+    said = {key: value for mark in reversed(marks) for key, value in mark.kwargs.items()}
+    if unknown := set(said) - set(MARK_KEYS):
         raise UsageError(
-            f"{item.nodeid}: pytest.mark.joules takes no {', '.join(sorted(unknown))}; it takes suite, against and primary"
+            f"{item.nodeid}: pytest.mark.joules takes no {', '.join(sorted(unknown))}; it takes {', '.join(MARK_KEYS)}"
         )
+    if said.get("decide") not in (None, "clear"):
+        raise UsageError(f"{item.nodeid}: decide={said['decide']!r}; it can be 'clear', or left out")
     if item.get_closest_marker("xfail"):
         raise UsageError(
             f"{item.nodeid}: it is marked xfail; a prediction that is expected to fail is another prediction, state that one"
@@ -206,7 +219,7 @@ def _prediction(item: pytest.Item) -> Prediction:
     callspec = getattr(item, "callspec", None)
     params = {} if callspec is None else {name: value for name, value in callspec.params.items() if name not in TABLES}
     arguments = item._fixtureinfo.argnames
-    against = marks[0].kwargs.get("against")
+    against = said.get("against")
     if "sweep" not in arguments:
         raise UsageError(f"{item.nodeid}: it does not take 'sweep', so it says nothing about the suite")
     if "against" in arguments and not isinstance(against, str):
@@ -220,4 +233,25 @@ def _prediction(item: pytest.Item) -> Prediction:
         against=against,
         params={name: value for name, value in params.items() if name in arguments},
         wants=tuple(name for name in TABLES if name in arguments),
+        primary=bool(said.get("primary")),
+        decide=said.get("decide") or "",
+        threshold=str(said.get("threshold") or ""),
+        holds=_examples(item, said, "holds"),
+        fails=_examples(item, said, "fails"),
     )
+
+
+def _examples(item: pytest.Item, said: Mapping[str, Any], key: str) -> tuple[Mapping[str, Mapping[Any, float]], ...]:
+    """Example tables of a mark: one, or a list of them.
+
+    Raises:
+        UsageError: one of them is no table.
+    """
+    given = said.get(key) or ()
+    every = (given,) if isinstance(given, Mapping) else tuple(given)
+    for table in every:
+        if not isinstance(table, Mapping) or not all(isinstance(column, Mapping) for column in table.values()):
+            raise UsageError(
+                f"{item.nodeid}: {key}={given!r} is no example; write {key}={{'energy_per_token_mj': {{1: 100, 8: 40}}}}"
+            )
+    return every

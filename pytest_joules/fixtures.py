@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_joules.stash import POWER
+
 if TYPE_CHECKING:
     from pytest_joules.protocol import Warm
     from pytest_joules.session import ModelServers, PowerSource
@@ -43,6 +45,7 @@ def power(pytestconfig: pytest.Config) -> Iterator[PowerSource]:
     from pytest_joules.session import PowerSource
 
     source = PowerSource(collector_of(pytestconfig).session.options.meter)
+    pytestconfig.stash[POWER] = source
     yield source
     source.close()
 

@@ -207,11 +207,20 @@ def samples(
     """Distinct updates of the slowest rail that carries a share of the energy worth the name."""
     total_j = sum(r.energy_j or 0.0 for r in rails if r.rail in counted)
     carrying = [r for r in rails if r.rail in counted and (r.energy_j or 0.0) >= CARRIES_SHARE * total_j]
-    updates = min((r.updates for r in carrying), default=0)
-    kind = _worst(flags=updates < max(least, thin), voids=updates < least and thin_voids)
-    remedy = "" if kind == "pass" else remedies.longer
-    return Gate(name="sensor updates", outcome=kind, value=f"{updates} (thin)" if kind == "flag" else str(updates),
-                limit=f"{least} at least, {thin} not to be thin", remedy=remedy)  # fmt: skip
+    count = min((r.updates for r in carrying), default=0)
+    return updates(count, least, thin, thin_voids=thin_voids, remedies=remedies)
+
+
+def updates(count: int | None, least: int, thin: int, *, thin_voids: bool, remedies: Remedies = OF_A_SUITE) -> Gate:
+    """How often the sensor spoke in a window; `None` where that is not known."""
+    limit = f"{least} at least, {thin} not to be thin"
+    if count is None:
+        return _unseen("sensor updates", limit)
+    kind = _worst(flags=count < max(least, thin), voids=count < least and thin_voids)
+    value = f"{count} (thin)" if kind == "flag" else str(count)
+    return Gate(
+        name="sensor updates", outcome=kind, value=value, limit=limit, remedy="" if kind == "pass" else remedies.longer
+    )
 
 
 def averaging_times(window_s: float, short: Sequence[tuple[str, float]], least: float, remedies: Remedies) -> Gate:
@@ -239,7 +248,7 @@ def edge_uncertainty(
     remedies: Remedies = OF_A_SUITE,
 ) -> Gate:
     """Uncertainty from edges, refresh and lag as a share of the energy."""
-    limit = f"{flag_above:.0%} flags, {void_above:.0%} voids"
+    limit = f"{flag_above:.0%}" + (f" flags, {void_above:.0%} voids" if math.isfinite(void_above) else "")
     if not energy_j or energy_j <= 0:
         return Gate(name="edge uncertainty", outcome="not evaluable", value=None, limit=limit)
     share = uncertainty_j / energy_j

@@ -4,7 +4,7 @@ usage: python -I -S guard.py GRACE_S TELL PROGRAM [ARGUMENT ...]
 
 Run as a program of its own, with the standard library only. Its standard input is a pipe held by the parent: when that
 closes, for whatever reason (end, crash, kill -9 of the parent), the program and everything it started get SIGTERM, and
-after GRACE_S seconds SIGKILL. When the program ends by itself, what it started and left behind is ended likewise. The file
+after GRACE_S seconds SIGKILL, or sooner if the parent itself is gone. When the program ends by itself, what it started and left behind is ended likewise. The file
 descriptor TELL gets `{"pid": N}`, or `{"pid": null, "error": why}`, and at the end `{"exit": code or null, "signal": number or
 null}`. If TELL is 1, all of the program's output goes to the guard's standard error; else both outputs are the guard's own.
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """From linux/prctl.h."""
 
+ORPHANED_GRACE_S = 1.5
+"""The longest grace once the parent is gone: no one waits for the program any more, and it must not work beside the next run."""
+
 
 def command_line(grace_s: float, tell: int, command: Sequence[str]) -> list[str]:
     """What to run so that a program is under guard."""
@@ -56,6 +59,7 @@ def told(tell: int, timeout_s: float) -> dict[str, Any]:
 def main() -> int:
     """Run the program named on the command line under guard."""
     grace_s, tell, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
     if libc is not None:
         # Grandchildren whose parent ends become ours, so that none is missed at the end.
@@ -92,16 +96,19 @@ def main() -> int:
             os.read(woken, 4096)
         if 0 in ready and not os.read(0, 4096):
             break
-    code = _end(child, grace_s)
+    code = _end(child, grace_s, parent)
     _tell(tell, {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None})
     return 0
 
 
-def _end(child: subprocess.Popen[bytes], grace_s: float) -> int:
+def _end(child: subprocess.Popen[bytes], grace_s: float, parent: int) -> int:
     """SIGTERM to the whole group, SIGKILL after the grace, then whatever else was left behind."""
-    deadline = time.monotonic() + grace_s
+    begun = time.monotonic()
     _signal_group(child.pid, signal.SIGTERM)
-    while child.poll() is None and time.monotonic() < deadline:
+    while child.poll() is None and time.monotonic() - begun < grace_s:
+        # Looked at each time: the pipe of a parent that is killed closes a moment before its children are given away.
+        if os.getppid() != parent:
+            grace_s = min(grace_s, ORPHANED_GRACE_S)
         time.sleep(0.02)
     _signal_group(child.pid, signal.SIGKILL)
     code = child.wait()

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from pytest_joules.errors import JoulesError
+from pytest_joules.errors import JoulesError, MeterError, Unmeasured
 from pytest_joules.fixtures import against, model_server, power, sweep, warm_chip
-from pytest_joules.stash import COLLECTOR, WORKERS_NOTES
+from pytest_joules.stash import COLLECTOR, POWER, WORKERS_NOTES
 
 __all__ = ["against", "model_server", "power", "sweep", "warm_chip"]
 
-MARKER = "joules(suite, against=None, primary=False): the test is a prediction about the table of a suite"
+MARKER = (
+    "joules(suite, against=None, primary=False, decide=None, threshold=None, holds=None, fails=None): "
+    "the test is a prediction about the table of a suite"
+)
 
 OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -63,6 +66,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest="joules_resume",
         help="go on with a run that was cut short on this boot, and measure anew where there is none",
     )
+    group.addoption(
+        "--joules-replay",
+        metavar="RUN",
+        dest="joules_replay",
+        help="judge stored runs and measure nothing: latest, all, or the file, id or folder of runs",
+    )
     parser.addini("joules_exploratory", "as --joules-exploratory", type="bool", default=False)
 
 
@@ -84,6 +93,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     collector = session.config.stash.get(COLLECTOR, None)
     if collector is not None:
         collector.close(session.items)
+    elif any("power" in getattr(item, "fixturenames", ()) for item in session.items):
+        from pytest_joules.collecting import collector_of
+
+        collector_of(session.config).close(session.items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -96,6 +109,16 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
         if collector is not None:
             collector.judge(item)
     except JoulesError as error:
+        from pytest_joules.collecting import tell
+
+        tell(item, error)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    try:
+        yield
+    except (Unmeasured, MeterError) as error:
         from pytest_joules.collecting import tell
 
         tell(item, error)
@@ -115,10 +138,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     # With -n 1 the session that measures has no terminal, and the one that has a terminal measures nothing.
     output = getattr(session.config, "workeroutput", None)
     collector = session.config.stash.get(COLLECTOR, None)
+    if collector is not None and collector.session.unreproduced:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if output is not None and collector is not None:
         from pytest_joules.reporting import notes
 
-        output["joules"] = list(notes(collector.session))
+        output["joules"] = list(notes(collector.session, power=session.config.stash.get(POWER, None)))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -133,4 +158,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         from pytest_joules.reporting import notes, summary
 
         width = min(terminalreporter._tw.fullwidth, 120)
-        summary(terminalreporter, found if collector is None else notes(collector.session, width))
+        power = config.stash.get(POWER, None)
+        # Where workers measured, nothing was measured here.
+        summary(terminalreporter, found or (notes(collector.session, width, power) if collector is not None else ()))

@@ -31,6 +31,10 @@ class Prediction:
         against: name of the suite whose latest stored run it compares with, when it does.
         params: parametrised values by argument name.
         wants: which of `TABLES` it takes.
+        primary: the claim that its module stands or falls with.
+        decide: `clear` makes a narrow outcome void.
+        threshold: what the author says of the threshold, such as `chosen after the data`.
+        holds, fails: example tables, {metric: {condition: figure}}, on which it must hold and must fail.
     """
 
     name: str
@@ -39,6 +43,11 @@ class Prediction:
     against: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     wants: tuple[str, ...] = ("sweep",)
+    primary: bool = False
+    decide: str = ""
+    threshold: str = ""
+    holds: tuple[Mapping[str, Mapping[Any, float]], ...] = ()
+    fails: tuple[Mapping[str, Mapping[Any, float]], ...] = ()
 
     @property
     def claim(self) -> str:

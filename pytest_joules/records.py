@@ -344,7 +344,15 @@ class Verdict:
         word: `held`, `refuted`, `void`, `broken` or `unmeasured`.
         robustness: `clear`, `narrow`, or empty where it does not apply.
         agreement: share of perturbed tables that give the same verdict, when they were drawn.
-        registration: `registered`, `exploratory`, `after-data`, `unknown` or `unavailable`.
+        registration: `registered`, `registered, deviated`, `exploratory`, `after-data`, `unknown`, `unavailable` or
+            `as published`.
+        remark: what the author says of the claim, such as that its threshold was chosen after the data.
+        published: what the claim was found to be where it was published.
+        of_record: run and word of the first complete run that was not void, where this is a later one of the same prediction.
+        replayed: judged on a stored run.
+        margin: distance to the threshold of the comparison that decides, as a share of it; positive on the asserted side.
+        compared: that comparison with its numbers.
+        primary: the claim that its module stands or falls with.
         blobs: git blob id of every file of the prediction's closure, by repository path.
     """
 
@@ -361,4 +369,11 @@ class Verdict:
     against_run_id: str = ""
     judged_utc: str = ""
     selected: bool = True
+    remark: str = ""
+    published: str = ""
+    of_record: str = ""
+    replayed: bool = False
+    margin: float | None = None
+    compared: str = ""
+    primary: bool = False
     blobs: Mapping[str, str] = field(default_factory=dict)

@@ -193,12 +193,34 @@ def _examine(files: Sequence[Path]) -> Registration:
     return Registration(word="registered", **known)  # type: ignore[arg-type]
 
 
-def _tree_blobs(top: Path, members: Sequence[str]) -> dict[str, str]:
-    """Blob id in HEAD's tree by path; none before the first commit."""
+def contains(file: Path, commit: str, blobs: Mapping[str, str]) -> bool | None:
+    """Whether a commit's tree holds each of these blobs at its path.
+
+    Args:
+        file: any file of the repository.
+        commit: its id, as a result keeps it.
+        blobs: git blob id by path within the repository.
+
+    Returns:
+        `None` when git cannot show it: there is no such commit here, or no git.
+    """
+    if not commit or not blobs:
+        return None
+    try:
+        top = Path(_git(file.parent, "rev-parse", "--show-toplevel").removesuffix("\n")).resolve()
+        if not _git(top, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", fails=""):
+            return None
+        return _tree_blobs(top, list(blobs), commit) == dict(blobs)
+    except _GitError:
+        return None
+
+
+def _tree_blobs(top: Path, members: Sequence[str], commit: str = "HEAD") -> dict[str, str]:
+    """Blob id in a commit's tree by path; none before the first commit."""
     blobs: dict[str, str] = {}
-    if not _git(top, "rev-parse", "--verify", "--quiet", "HEAD", fails=""):
+    if not _git(top, "rev-parse", "--verify", "--quiet", commit, fails=""):
         return blobs
-    for entry in _git(top, "ls-tree", "-z", "HEAD", "--", *members).split("\0"):
+    for entry in _git(top, "ls-tree", "-z", commit, "--", *members).split("\0"):
         if entry:
             meta, path = entry.split("\t", 1)
             blobs[path] = meta.split()[2]

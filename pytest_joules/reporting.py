@@ -17,7 +17,7 @@ from pytest_joules.words import duration
 if TYPE_CHECKING:
     from pytest_joules.records import Window
     from pytest_joules.schedule import Step
-    from pytest_joules.session import Session
+    from pytest_joules.session import PowerSource, Session
     from pytest_joules.suite import Suite
 
 
@@ -28,17 +28,19 @@ def status(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str, 
     about = [properties.get("joules_robustness"), registration if registration != "registered" else ""]
     said = ", ".join(str(part) for part in about if part)
     word = str(properties["joules_verdict"]).upper() + (f" ({said})" if said else "")
+    if report.when in ("setup", "call") and report.skipped:
+        return "skipped", "s", word
     if report.when == "call":
         return (report.outcome, "." if report.passed else "F", word) if report.outcome in ("passed", "failed") else None
     if report.when == "setup" and report.failed:
         return "error", "E", word
-    if report.when == "setup" and report.skipped:
-        return "skipped", "s", word
     return None
 
 
-def notes(session: Session, width: int = 80) -> Iterator[tuple[str, list[str]]]:
-    """Title and lines of the note of every suite measured in this session."""
+def notes(session: Session, width: int = 80, power: PowerSource | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Title and lines of the note of every suite measured in this session; without a title, by what tests were measured."""
+    if power is not None and (told := power.told()):
+        yield "", [told]
     for name, outcome in session.measured.items():
         if outcome.stored is not None:
             shown = lines.note(outcome.stored.run, list(outcome.verdicts.values()), width)
@@ -52,7 +54,8 @@ def summary(terminal: pytest.TerminalReporter, found: Iterable[tuple[str, Sequen
     if terminal.config.get_verbosity() < 0:
         return
     for title, text in found:
-        terminal.section(title, sep="=")
+        if title:
+            terminal.section(title, sep="=")
         for line in text:
             terminal.write_line(line)
 

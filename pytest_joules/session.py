@@ -11,7 +11,7 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -21,8 +21,8 @@ import psutil
 
 from pytest_joules import (
     engines,
-    gates,
     knobs,
+    ledger,
     machine,
     meters,
     models,
@@ -30,16 +30,17 @@ from pytest_joules import (
     registration,
     store,
     synthetic,
-    verdict,
 )
 from pytest_joules import suite as suites
 from pytest_joules.engines import Engine, Server
-from pytest_joules.errors import JoulesError, MeterFrozen, Unmeasured, UsageError, Void
+from pytest_joules.errors import JoulesError, MeterAbsent, MeterFrozen, Unmeasured, UsageError, Void
+from pytest_joules.judging import Case, give
 from pytest_joules.meters.sampler import Power, PowerWindow
 from pytest_joules.models import ModelFile
-from pytest_joules.prediction import Prediction, judge, refusals
+from pytest_joules.prediction import Prediction, refusals
 from pytest_joules.records import Run, Scope, Verdict
 from pytest_joules.registration import Registration
+from pytest_joules.standing import Attempt, attempts, stand
 from pytest_joules.suite import DEFAULT_ENGINE, Draft, Request, Setting, Suite
 from pytest_joules.suite import Server as ServerSpec
 from pytest_joules.sweep import Sweep, from_run
@@ -63,6 +64,7 @@ class Options:
         meter: `auto`, or a source with an optional argument.
         exploratory: measure predictions that are not registered.
         resume: go on with runs that were cut short.
+        replay: judge stored runs and measure nothing: `latest`, `all`, or a run's file, id or folder.
     """
 
     root: Path
@@ -74,6 +76,7 @@ class Options:
     meter: str = "auto"
     exploratory: bool = False
     resume: bool = False
+    replay: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,16 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A suite's outcome in this session: its stored run, or why there is none."""
+    """A suite's outcome in this session: its stored run, or why there is none.
+
+    Attributes:
+        also: further stored runs that were judged in a replay, each with its verdicts.
+    """
 
     stored: store.StoredRun | None
     error: Exception | None = None
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    also: tuple[tuple[store.StoredRun, dict[str, Verdict]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,19 +118,40 @@ class PowerSource:
         self._wanted = wanted
         self._open: Power | None = None
         self._stack = contextlib.ExitStack()
+        self.windows: list[PowerWindow] = []
 
     @contextlib.contextmanager
     def window(self) -> Iterator[PowerWindow]:
-        """Measure the energy of a block of code with the best source of this machine; see `Power.window`."""
+        """Measure the energy of a block of code with the best source of this machine; see `Power.window`.
+
+        Raises:
+            Unmeasured: this machine has no such source.
+            MeterError: it has, and it cannot be read.
+        """
         if self._open is None:
-            chosen = meters.choose(self._wanted, scope=None, basis="any")
-            self._open = self._stack.enter_context(Power(chosen, rate_hz=10.0))
+            self._open = self._stack.enter_context(self.meter(scope=None, basis="any", rate_hz=10.0))
         with self._open.window() as opened:
+            self.windows.append(opened)
             yield opened
+
+    def told(self) -> str:
+        """By what the windows of this session were measured, and what speaks against them; empty when there was none."""
+        if not self.windows:
+            return ""
+        chosen, count = self.windows[0].chosen, len(self.windows)
+        said = [f"{count} window{'' if count == 1 else 's'}"]
+        for word, outcomes in (("void", {"void"}), ("flagged", {"flag", "not evaluable"})):
+            against = [{g.name for g in window.gates if g.outcome in outcomes} for window in self.windows]
+            if any(against):
+                said.append(f"{sum(map(bool, against))} {word} ({', '.join(sorted(set().union(*against)))})")
+        return f"joules: power by {chosen.name} ({chosen.basis}), {', '.join(said)}"
 
     def meter(self, *, scope: Scope | None, basis: str, rate_hz: float, without: Container[str] = ()) -> Power:
         """The meter a suite needs, not yet started. Raises `Unmeasured` when this machine has none."""
-        return Power(meters.choose(self._wanted, scope=scope, basis=basis, without=without), rate_hz)
+        try:
+            return Power(meters.choose(self._wanted, scope=scope, basis=basis, without=without), rate_hz)
+        except MeterAbsent as error:
+            raise Unmeasured(str(error)) from error
 
     @property
     def named(self) -> bool:
@@ -225,6 +254,7 @@ class Session:
         self._told: dict[str, str] = {}
         self.store = store.Store(options.results)
         self.cut_short: dict[str, str] = {}
+        self.unreproduced: list[str] = []
 
     @functools.cached_property
     def machine_slug(self) -> str:
@@ -310,12 +340,15 @@ class Session:
         """
         collected = self._collected[name]
         suite = self.suite_of(collected)
-        if collected.prediction.against:
+        if collected.prediction.against and not self.options.replay:
             # Asked first: what it compares with may be missing, and then nothing need be measured for it.
             self.against(name)
         if suite.name not in self._measured:
             stored = None
             try:
+                if self.options.replay:
+                    self._measured[suite.name] = self._replay(suite, self.options.replay)
+                    return self.table(name, hardware)
                 stored = self._measure(suite, hardware)
                 verdicts = self._judge_all(suite, stored)
             except Exception as error:  # whatever it is, it must not be measured into again by the next prediction
@@ -334,8 +367,11 @@ class Session:
 
     def against(self, name: str) -> Sweep:
         """The latest complete run, on this machine, of the suite a prediction compares with."""
-        other = self._collected[name].prediction.against
-        stored = self._stored_against(other)
+        collected = self._collected[name]
+        other = collected.prediction.against
+        replayed = self._measured.get(self.suite_of(collected).name) if self.options.replay else None
+        machine_of = replayed.stored.run.machine_slug if replayed and replayed.stored else self.machine_slug
+        stored = self.store.latest(machine_of, other) if other else None
         if stored is None:
             raise Unmeasured(
                 f"no complete run of suite {other} on this machine ({self.machine_slug}); measure that suite first"
@@ -448,42 +484,118 @@ class Session:
         words = {name: r.word for name, r in found.items()}
         return {"head": head, "blobs": blobs, "predictions": words, "exploratory": self.options.exploratory}
 
-    def _stored_against(self, other: str | None) -> store.StoredRun | None:
-        return self.store.latest(self.machine_slug, other) if other else None
-
-    def _judge_all(self, suite: Suite, stored: store.StoredRun) -> dict[str, Verdict]:
+    def _judge_all(self, suite: Suite, stored: store.StoredRun, *, replayed: bool = False) -> dict[str, Verdict]:
         """Every collected prediction on the suite, the deselected too: a claim is not taken back by leaving it out."""
-        verdicts = {c.prediction.name: self._judge(c, stored) for c in self._on_suite(suite)}
-        self.store.append_verdicts(stored, list(verdicts.values()))
+        verdicts = {c.prediction.name: self._judge(c, stored, replayed=replayed) for c in self._on_suite(suite)}
+        before = {v.prediction: v for v in store.load_verdicts(stored)}
+        fresh = [v for v in verdicts.values() if not _alike(before.get(v.prediction), v)]
+        # A replay that comes to what stands there already adds nothing.
+        self.store.append_verdicts(stored, fresh if replayed else list(verdicts.values()))
         return verdicts
 
-    def _judge(self, collected: Collected, stored: store.StoredRun) -> Verdict:
-        prediction = collected.prediction
-        sweep = from_run(stored.run)
-        other = self._stored_against(prediction.against)
+    def _judge(self, collected: Collected, stored: store.StoredRun, *, replayed: bool) -> Verdict:
+        prediction, run = collected.prediction, stored.run
         registered = self._registered(prediction.name)
-        common: dict[str, Any] = {
-            "prediction": prediction.name,
-            "claim": prediction.claim,
-            "registration": registered.word,
-            "registration_detail": registered.detail,
-            "run_id": stored.run.run_id,
-            "against_run_id": other.run.run_id if other else "",
-            "judged_utc": store.utc_label(store.utc_now()),
-            "selected": collected.selected,
-            "blobs": registered.blobs,
-        }
-        if prediction.against and other is None:
-            return Verdict(word="unmeasured", detail=f"no run of suite {prediction.against} on this machine", **common)
-        against = from_run(other.run) if other else None
-        judged = judge(prediction, sweep, against)
-        # These make every verdict on the run narrow; a wide spread shows in the perturbation itself.
-        effects = [str(gate) for gate in stored.run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
-        effects += _in_windows(stored.run)
-        robust = verdict.robustness(prediction, judged, sweep, against, effects)
-        return Verdict(
-            word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
+        other = self.store.latest(run.machine_slug, prediction.against) if prediction.against else None
+        case = Case(
+            prediction=prediction,
+            run=run,
+            against=other.run if other else None,
+            standing=stand(
+                registered, run, self.attempts(run.machine_slug),
+                lambda commit: registration.contains(collected.module, commit, registered.blobs),
+            ),
+            blobs=registered.blobs,
+            earlier=self._earlier(prediction.name, registered.blobs, run),
+            selected=collected.selected,
+            replayed=replayed,
+            judged_utc=store.utc_label(store.utc_now()),
         )  # fmt: skip
+        return give(case)
+
+    def attempts(self, machine_slug: str) -> list[Attempt]:
+        """Every start of a measurement that is known of on a machine: beside its results, and of this user whatever the folder."""
+        beside = ledger.read(self.store.folder / machine_slug / ledger.NAME).records
+        own = ledger.read(ledger.state_folder() / ledger.NAME).records
+        return attempts([*beside, *(record for record in own if record.get("machine") in (machine_slug, None))])
+
+    def _earlier(self, prediction: str, blobs: Mapping[str, str], run: Run) -> list[Verdict]:
+        """What the same prediction was found to be on earlier complete runs of the suite on the same machine."""
+        found = []
+        for stored in self.store.runs(run.machine_slug, run.suite_name):
+            if stored.run.run_id < run.run_id and stored.run.complete:
+                given = [
+                    v for v in store.load_verdicts(stored) if v.prediction == prediction and dict(v.blobs) == blobs
+                ]
+                found += given[:1]
+        return found
+
+    def _replay(self, suite: Suite, wanted: str) -> Measured:
+        """Judge stored runs of a suite again; the newest of this machine, else of any, stands for the suite.
+
+        Raises:
+            Unmeasured: there is none.
+        """
+        runs = [stored for stored in self._replayed_runs(wanted) if stored.run.suite_name == suite.name]
+        if not runs:
+            raise Unmeasured(f"no stored run of suite {suite.name} to replay in {self.store.folder.name} ({wanted})")
+        judged = []
+        for stored in runs:
+            before = {v.prediction: v for v in store.load_verdicts(stored)}
+            verdicts = self._judge_all(suite, stored, replayed=True)
+            self.unreproduced += [
+                fault for name, given in verdicts.items() if (fault := _unlike(before.get(name), given, stored.run))
+            ]
+            judged.append((stored, verdicts))
+        judged.sort(key=lambda pair: (pair[0].run.machine_slug == self.machine_slug, pair[0].run.run_id))
+        *others, (stored, verdicts) = judged
+        return Measured(stored, None, verdicts, tuple(others))
+
+    def _replayed_runs(self, wanted: str) -> list[store.StoredRun]:
+        """The stored runs that are meant.
+
+        Raises:
+            UsageError: there is no such file, folder or id.
+        """
+        if wanted == "all":
+            return list(self.store.runs())
+        if wanted == "latest":
+            newest: dict[tuple[str, str], store.StoredRun] = {}
+            for stored in self.store.runs():
+                if stored.run.complete:
+                    newest[stored.run.machine_slug, stored.run.suite_name] = stored
+            return list(newest.values())
+        path = Path(wanted)
+        if path.is_dir():
+            return [store.load(file) for file in store.run_files(path)]
+        if path.is_file():
+            return [store.load(path)]
+        found = [stored for stored in self.store.runs() if stored.run.run_id == wanted]
+        if not found:
+            raise UsageError(
+                f"--joules-replay {wanted}: there is no such run, file or folder; say latest or all, or name one"
+            )
+        return found
+
+
+def _alike(before: Verdict | None, now: Verdict) -> bool:
+    """Whether a verdict says again what was said before."""
+    return before is not None and all(
+        getattr(before, name) == getattr(now, name)
+        for name in ("word", "robustness", "registration", "against_run_id", "detail", "why_narrow", "blobs")
+    )
+
+
+def _unlike(before: Verdict | None, now: Verdict, run: Run) -> str:
+    """Why a stored verdict cannot be reproduced; empty when it can, or when the prediction has changed since."""
+    if now.published and now.word in ("held", "refuted") and now.word != now.published:
+        return f"{now.prediction} on {run.run_id}: {now.word}, and published as {now.published}"
+    if before is None or dict(before.blobs) != dict(now.blobs):
+        return ""
+    if (before.word, before.robustness) != (now.word, now.robustness):
+        was, has = (f"{v.word} ({v.robustness})" if v.robustness else v.word for v in (before, now))
+        return f"{now.prediction} on {run.run_id}: {was} was stored, and it is {has} now"
+    return ""
 
 
 def _kept(left: store.Interrupted) -> tuple[str, ...]:
@@ -492,9 +604,3 @@ def _kept(left: store.Interrupted) -> tuple[str, ...]:
         f"a run of this suite that was cut short after {left.closed} windows is kept; this one begins anew "
         "(--joules-resume goes on with it)",
     )
-
-
-def _in_windows(run: Run) -> list[str]:
-    """What went on in the windows of the table that makes every verdict on them narrow, each thing once."""
-    names = {gate.name for w in run.windows if w.role == "measured" for gate in w.gates if gate.outcome == "flag"}
-    return [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]

@@ -341,6 +341,13 @@ class Store:
         return sorted(self.folder.glob(f"{machine}/{name}/*.json"), key=lambda path: path.name)
 
 
+def run_files(folder: Path) -> list[Path]:
+    """Files of runs in a folder and below it, oldest first."""
+    return sorted(
+        (path for path in folder.rglob("*.json") if re.match(r"\d{8}T\d{6}Z-", path.name)), key=lambda path: path.name
+    )
+
+
 def _holds_nothing(journal: Path) -> bool:
     """No window of the suite closed before the run was cut short. One of another version may hold some."""
     try:

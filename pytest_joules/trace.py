@@ -371,10 +371,14 @@ def _broken(rail: Rail, around: Floats, fell: bool, possible_w: float | None, po
             f"between two readings the counter may have passed its range of {rail.wrap_j:.6g} J more than once "
             f"(at {possible_w:.4g} W)"
         )
-        remedy = "read it more often" if rail.limit_w else "state the highest power (limit_w), or read it more often"
+        remedy = (
+            "read it more often"
+            if rail.limit_w
+            else "state the highest power (limit_w, --limit-w), or read it more often"
+        )
     elif fell and rail.wrap_j is None:
         why = "the counter fell and its range is not known: it was reset or it wrapped"
-        remedy = "state its range (wrap_j) if it wraps"
+        remedy = "state its range (wrap_j, --wrap-j) if it wraps"
     elif fell:
         why = f"the counter fell, and a wrap would mean {power_w:.4g} W: it was reset"
     else:
@@ -465,7 +469,8 @@ def _refuse_gaps(rail: Rail, readings: Readings, part: Readings, start: float, e
             )
         raise _RefusedError(
             f"no reading for {gaps_s[worst]:.3g} s where one comes every {periods_s[worst]:.3g} s: "
-            "the meter stalled, or the machine slept"
+            "the meter stalled, or the machine slept",
+            "a window without the hole",
         )
 
 
@@ -475,7 +480,9 @@ def _refuse_lost(readings: Readings, kept: int, start: float, end: float) -> Non
     lost = readings.lost(start, end)
     if lost and not kept:
         said = "; ".join(f"{count} x {what}" for what, count in by_kind if count)
-        raise _RefusedError(f"all {lost} readings in the window were dropped ({said})", "see to the readings")
+        limited = any("above the limit" in what for what, count in by_kind if count)
+        remedy = "state a higher limit (limit_w, --limit-w) if this one is too low" if limited else "see to the sensor"
+        raise _RefusedError(f"all {lost} readings in the window were dropped ({said})", remedy)
     double = sum(count for what, count in by_kind if what == _CONTRADICTS)
     if double >= LEAST_CONTRADICTORY and double > CONTRADICTORY_SHARE * (kept + lost):
         raise _RefusedError(
@@ -519,20 +526,25 @@ def _refuse_over_limit(rail: Rail, power_w: float) -> None:
 
 
 def _flags(rail: Rail, readings: Readings, updates: Updates, start: float, end: float) -> tuple[str, ...]:
-    """What was mended or is suspicious in and next to the window."""
-    near_s = updates.period_s
+    """What was mended or is suspicious in the window."""
     flags = []
     lost = readings.lost(start, end)
     read = lost + int(np.sum((readings.mono >= start) & (readings.mono <= end)))
     if lost >= LEAST_LOST and lost > LOST_SHARE * read:
         flags.append(f"{lost} of {read} readings in the window were dropped, over {LOST_SHARE:.0%}")
     for mended in readings.mended:
-        # What is lost just outside is missing at the edge.
-        margin_s = near_s if mended.lost else 0.0
-        if count := mended.within(start - margin_s, end + margin_s):
+        if count := mended.within(start, end):
             flags.append(f"{count} x {mended.what}")
     if rail.kind != "counter":
         flags += _still_flags(readings, updates, start, end)
+    elif rail.wrap_j and not rail.limit_w:
+        near_s = updates.period_s
+        inside = readings.mono[(readings.mono >= start - near_s) & (readings.mono <= end + near_s)]
+        most_w = rail.wrap_j / float(np.max(np.diff(inside))) if len(inside) > 1 else np.inf
+        if most_w <= LEAST_CEILING_W:
+            flags.append(
+                f"the counter is taken to stay below {most_w:.4g} W, or it wrapped unseen; a limit_w would tell"
+            )
     if _smeared(rail, updates.period_s) and rail.averaging_s and end - start < FEW_AVERAGINGS * rail.averaging_s:
         flags.append(f"{_FEW_AVERAGINGS} ({rail.averaging_s:g} s)")
     return tuple(flags)

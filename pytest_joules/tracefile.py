@@ -57,6 +57,7 @@ _UNITS = {"power_w": _WATTS, "energy_j": _JOULES}
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _UNIX_S = (1e8, 1e11)
 """Seconds since 1970 from 1973 on; anything larger counts milliseconds."""
+_FINER = {"milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Trace:
         wall: (n, 2) monotonic times and the wall clock at each, where the file has both.
         skipped: what is wrong with each line that is no sample.
         lines: how many lines there are, blank ones apart.
+        used: which of `zone` and `fold` its times could not do without.
     """
 
     path: Path
@@ -86,6 +88,7 @@ class Trace:
     wall: Floats
     skipped: tuple[str, ...]
     lines: int
+    used: frozenset[str] = frozenset()
 
     def moment(self, text: str, zone: str | None = None, fold: Fold | None = None) -> float:
         """A moment on the clock of this trace.
@@ -106,6 +109,12 @@ class Trace:
         if self.calendar:
             _unix(seconds, f"{self.path} has calendar times, and {text} is neither one nor seconds since 1970")
         return seconds
+
+    def covers(self, series: Sequence[Series]) -> str:
+        """From when to when these series run, for people."""
+        mono = np.concatenate([one.mono for one in series])
+        first, last = float(mono.min()), float(mono.max())
+        return f"{_iso(first)} to {_iso(last)}" if self.calendar else f"{first:g} to {last:g} s"
 
     def notes(self, start: float, end: float) -> tuple[str, ...]:
         """What a reader of a window must know about the file: lines skipped, and where the wall clock was set."""
@@ -133,14 +142,14 @@ class Trace:
 
     def _apart(self, start: float, end: float, first: float, last: float) -> str:
         if not self.calendar:
-            return f"the trace runs from {first:g} to {last:g} s of its clock"
+            return f"the trace covers {self.covers(self.series)} of its clock"
         # Zones differ by quarters of an hour; by more than a day, it is the trace of another day.
         apart_s = round(((start + end) - (first + last)) / 2 / QUARTER_S) * QUARTER_S
         if 0 < abs(apart_s) <= DAY_S and start - apart_s <= last and end - apart_s >= first:
             return (
                 f"clocks differ by about {abs(apart_s) / 3600:g} h: state the zone of the trace, and that of the window"
             )
-        return f"the trace runs from {_iso(first)} to {_iso(last)}"
+        return f"the trace covers {self.covers(self.series)}"
 
     def _wall_ahead_s(self) -> float:
         """How far the wall clock is ahead of the monotonic one."""
@@ -210,7 +219,8 @@ def read(
         raise UsageError(f"{path}: there is no sample in it ({skipped[0] if skipped else 'it is empty'})")
     if len(skipped) > EXCESS_SHARE * lines:
         raise UsageError(f"{path}: {len(skipped)} of {lines} lines are no samples ({skipped[0]})")
-    times = _resolved([s.when for s in samples], [f"{path}: {s.where}" for s in samples], zone, fold)
+    written, places = [s.when for s in samples], [f"{path}: {s.where}" for s in samples]
+    times = _resolved(written, places, zone, fold)
     labels = [(t, s.wall) for t, s in zip(times, samples, strict=True) if s.wall is not None]
     rails = dict.fromkeys((s.rail, s.reading) for s in samples)
     return Trace(
@@ -231,7 +241,30 @@ def read(
         wall=np.array(labels, dtype=float).reshape(-1, 2),
         skipped=tuple(skipped),
         lines=lines,
+        used=_used(written, places, zone, fold),
     )
+
+
+def used_by(moment: str, zone: str | None, fold: Fold | None) -> frozenset[str]:
+    """Which of `zone` and `fold` a moment that `Trace.moment` has read could not do without."""
+    try:
+        number(moment)
+    except ValueError:
+        return _used([_calendar(moment)], [""], zone, fold)
+    return frozenset()
+
+
+def _used(
+    times: Sequence[float | datetime], where: Sequence[str], zone: str | None, fold: Fold | None
+) -> frozenset[str]:
+    if not any(isinstance(t, datetime) for t in times):
+        return frozenset()
+    if fold is not None:
+        try:
+            _resolved(times, where, zone, None)
+        except UsageError:
+            return frozenset({"zone", "fold"})
+    return frozenset({"zone"})
 
 
 def number(text: str) -> float:
@@ -486,9 +519,13 @@ def _calendar(text: str) -> float | datetime:
 
 
 def _unix(seconds: float, otherwise: str) -> float:
-    if not _UNIX_S[0] <= seconds < _UNIX_S[1]:
-        raise UsageError(otherwise)
-    return seconds
+    if _UNIX_S[0] <= seconds < _UNIX_S[1]:
+        return seconds
+    for unit, factor in _FINER.items():
+        # From 2001 on, so that none is taken for another.
+        if 1e9 <= seconds / factor < 1e10:
+            raise UsageError(f"{seconds:.0f} looks like {unit} since 1970: divide it by {factor:.0f}")
+    raise UsageError(otherwise)
 
 
 def _resolved(

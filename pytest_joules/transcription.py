@@ -33,11 +33,11 @@ import yaml
 from pytest_joules import gates
 from pytest_joules.errors import UsageError
 from pytest_joules.metrics import METRICS
-from pytest_joules.records import Gate, MeterRecord, PublishedCell, Rail, Run
+from pytest_joules.records import Basis, Gate, MeterRecord, PublishedCell, Rail, Run
 from pytest_joules.suite import Suite
 from pytest_joules.sweep import label
 
-BASIS = "transcribed"
+BASIS: Basis = "transcribed"
 REGISTRATION = "as published"
 
 _UNANSWERED = (

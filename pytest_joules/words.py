@@ -23,10 +23,8 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text in which what a terminal would obey or cannot show is written out, as in `\\x1b`; line breaks are kept."""
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    """Text in which what a terminal would obey or cannot show is written out, as `repr` does; line breaks are kept."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def decoded(raw: bytes) -> str:

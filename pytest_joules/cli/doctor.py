@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pytest_joules.cli import app, print_json
+from pytest_joules.cli import app, print_json, usable_time
 from pytest_joules.cli.meters import LISTEN_HZ, LISTEN_S, folded, listening, named, records, remarks, table
 from pytest_joules.errors import JoulesError
 from pytest_joules.meters import Found
@@ -39,7 +39,10 @@ def doctor(
     """What can be measured on this machine, what cannot, why, and the next step. Changes nothing.
 
     Example: joules doctor --json
+
+    Exit code: 0 whatever can be measured, 2 for what cannot be used as it is written.
     """
+    usable_time("--seconds", seconds)
     found = _sources()
     with listening([meter for one in found for meter in one.meters], LISTEN_HZ) as ears:
         time.sleep(seconds)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pytest_joules.cli import app, print_json
+from pytest_joules.cli import EXIT_FAILED, app, print_json, usable_time
 from pytest_joules.errors import MeterError, UsageError
-from pytest_joules.meters import Chosen, Found, Meter, look, sources
+from pytest_joules.meters import Chosen, Found, Meter, look, several, sources
 from pytest_joules.records import Rail
 from pytest_joules.words import nearest, one_line
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LISTEN_S, LISTEN_HZ = 2.0, 20.0
 LIVE_HZ, LIVE_EVERY_S, LIVE_RECENT_S = 5.0, 1.0, 2.5
+ROUNDING = 1e-9
+"""A spread below this share of the power is that of arithmetic."""
 NEARLY_EVERY = 0.8
 """When more than this share of the readings is new, a source changes at least as often as it was read."""
 
@@ -149,6 +151,9 @@ def hear(rail: Rail, mono: Floats, value: Floats) -> Heard:
         rising = np.diff(value[news]) > 0
         power = np.diff(value[news])[rising] / np.diff(mono[news])[rising]
     sampled_s = float(np.median(spacing)) if len(spacing) else None
+    noise_w = float(np.std(power)) if len(power) > 1 else None
+    if noise_w is not None and noise_w <= ROUNDING * abs(float(np.mean(power))):
+        noise_w = 0.0
     return Heard(
         rail=rail,
         readings=len(mono),
@@ -157,7 +162,7 @@ def hear(rail: Rail, mono: Floats, value: Floats) -> Heard:
         refresh_s=sampled_s if rail.kind == "interval_mean" else trace.refresh_period(mono, value, counter=counter),
         every_reading_new=bool(len(steps)) and float(np.mean(steps != 0)) > NEARLY_EVERY,
         power_w=float(np.mean(power)) if len(power) else None,
-        noise_w=float(np.std(power)) if len(power) > 1 else None,
+        noise_w=noise_w,
     )
 
 
@@ -173,11 +178,17 @@ def meters(
     """Rails, scope, kind, true refresh period, and noise: leave the machine alone meanwhile.
 
     Example: joules meters --live --meter nvml
+
+    Exit code: 0, 1 when none of the sources that were named can be read, 2 for what cannot be used as it is written.
     """
+    if seconds is not None:
+        usable_time("--seconds", seconds)
     if live and json:
         raise UsageError("--live is for people and --json for programs; leave one out")
     found = named(meter)
     usable = [each for one in found for each in one.meters]
+    if meter and not usable and not json:
+        raise MeterError("; ".join(dict.fromkeys(one.reason for one in found)))
     if live:
         _live(usable, seconds)
         return
@@ -186,6 +197,8 @@ def meters(
         heard = {ear: ear.rails(seconds or LISTEN_S) for ear in ears}
     if json:
         print_json({"sources": records(found, heard)})
+        if meter and not usable:
+            raise typer.Exit(EXIT_FAILED)
     else:
         typer.echo(table(heard))
         for line in remarks(found, heard):
@@ -202,7 +215,14 @@ def named(wanted: Sequence[str] | None) -> list[Found]:
         return look()
     known = sources()
     found = []
-    for name, _, argument in (text.partition(":") for text in wanted):
+    for text in wanted:
+        name, _, argument = text.partition(":")
+        if name == "auto" or several(text):
+            raise UsageError(
+                f"--meter {text}: 'joules meters' takes one source per --meter, which may be repeated; without it, all of them"
+            )
+        if not name:
+            raise UsageError(f"--meter {text!r}: a source without a name; known: {', '.join(sorted(known))}")
         if name not in known:
             raise UsageError(f"there is no meter {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}")
         found += look([name], argument or None)

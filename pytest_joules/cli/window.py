@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
+import numpy as np
 import typer
 
 from pytest_joules import gates, reading, trace, tracefile
@@ -20,6 +21,10 @@ from pytest_joules.words import nearest
 
 LEAST_SAMPLES = 5
 """Distinct sensor updates without which a window is void."""
+
+OF_A_TRACE = gates.Remedies(
+    longer="take a longer window", meter="take a window that the trace covers", readings="see the trace"
+)
 
 
 @app.command()
@@ -80,7 +85,25 @@ def window(
     recorded.require_overlap(from_s, to_s)
     counted, checks = _chosen(recorded, rail)
     notes = recorded.notes(from_s, to_s)
-    found = judge(counted, checks, from_s, to_s, notes=notes, min_samples=min_samples)
+    _refuse_idle(
+        {"--kind": kind, "--averaging-s": averaging_s, "--wrap-j": wrap_j},
+        [*counted, *(power for _, power in checks)],
+    )
+    used = recorded.used.union(*(tracefile.used_by(text, zone, _fold(fold)) for text in (start, end)))
+    for option, value in (("zone", zone), ("fold", fold)):
+        if value is not None and option not in used:
+            lacks = "lacks an offset" if option == "zone" else "occurs twice"
+            raise UsageError(f"--{option} {value}: no time of the trace or the window {lacks}; leave it out")
+    found = judge(
+        counted,
+        checks,
+        from_s,
+        to_s,
+        notes=notes,
+        failure=_uncovered(recorded, counted, from_s, to_s),
+        min_samples=min_samples,
+        remedies=OF_A_TRACE,
+    )
     record = found.record(tokens)
     if as_json:
         print_json(record)
@@ -144,6 +167,7 @@ def judge(
     notes: Sequence[str] = (),
     failure: str = "",
     min_samples: int = LEAST_SAMPLES,
+    remedies: gates.Remedies = gates.OF_A_SUITE,
 ) -> Judged:
     """Energy of a window over the series that count, and the gates on it.
 
@@ -151,8 +175,9 @@ def judge(
         counted: those that make up the energy.
         checks: counters among them, each with the power of the same thing.
         notes: what is known against the readings.
-        failure: why the meter stopped answering, when it did.
+        failure: why readings are missing, when it is known.
         min_samples: distinct sensor updates without which the window is void.
+        remedies: what to do, in the words of the place where it is shown.
     """
     from pytest_joules.suite import GateLimits  # brings pydantic, which the other commands need not wait for
 
@@ -164,7 +189,9 @@ def judge(
     found = reading.total(rails, [s.rail.name for s in counted], start, end, failure, pairs)
     averaging_s = {name: s.rail.averaging_s for name, s in every.items()}
     used = [every[name] for name in found.counted]
-    judged = reading.checks(found, limits, averaging_s, min_samples=min_samples, thin_voids=True, notes=notes)
+    judged = reading.checks(
+        found, limits, averaging_s, min_samples=min_samples, thin_voids=True, notes=notes, remedies=remedies
+    )
     return Judged(
         reading=found,
         method="counter" if all(s.rail.kind == "counter" for s in used) else "integrated",
@@ -198,6 +225,8 @@ def _chosen(recorded: tracefile.Trace, wanted: str | None) -> tuple[list[Series]
     else:
         names = [name.strip() for name in wanted.split(",")]
     for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--rail {wanted}: {name} is named twice")
         if name not in known:
             raise UsageError(
                 f"--rail {name}: the trace has no such rail{nearest(name, known)}; it has {', '.join(known)}"
@@ -205,6 +234,37 @@ def _chosen(recorded: tracefile.Trace, wanted: str | None) -> tuple[list[Series]
     chosen = [s for s in recorded.series if s.rail.covers[0] in names]
     counted = {s.rail.covers[0]: s for s in chosen if s.rail.role == "counted"}
     return list(counted.values()), [(counted[s.rail.covers[0]], s) for s in chosen if s.rail.role == "check"]
+
+
+def _uncovered(recorded: tracefile.Trace, counted: Sequence[Series], start: float, end: float) -> str:
+    """That the window reaches past the samples, by more than one could wait for the next of them; else nothing."""
+    for series in counted:
+        mono = np.sort(series.mono)
+        usual_s = float(np.median(np.diff(mono))) if len(mono) > 1 else 0.0
+        beyond_s = max(float(mono[0]) - start, end - float(mono[-1]))
+        if beyond_s > trace.GAP_PERIODS * usual_s:
+            return f"the trace covers {recorded.covers([series])}, the window reaches {beyond_s:.4g} s past it"
+    return ""
+
+
+def _refuse_idle(given: Mapping[str, object], used: Sequence[Series]) -> None:
+    """Refuse options about readings that the window does not use.
+
+    Raises:
+        UsageError: with the reading that is missing.
+    """
+    power = [s.rail for s in used if s.rail.kind != "counter"]
+    no_power = "" if power else "there is no power_w in the window's rails"
+    # An interval mean is one of its own interval, whatever is said of it.
+    tiled = all(rail.kind == "interval_mean" for rail in power)
+    without_effect = {
+        "--kind": no_power,
+        "--averaging-s": no_power or ("an interval_mean averages over its own interval" if tiled else ""),
+        "--wrap-j": "" if len(power) < len(used) else "there is no energy_j in the window's rails",
+    }
+    for option, value in given.items():
+        if value is not None and without_effect[option]:
+            raise UsageError(f"{option} {value}: {without_effect[option]}; leave it out")
 
 
 def _fold(text: str | None) -> tracefile.Fold | None:

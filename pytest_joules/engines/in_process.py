@@ -206,8 +206,9 @@ class InProcessServer:
         }  # fmt: skip
         found = self._child.ask(
             {"op": "open", "model": str(model.path), **parameters}, timeout_s,
-            f"was not ready within {timeout_s:.0f} s; raise ready_timeout_s",
+            f"was not ready within {timeout_s:g} s; raise ready_timeout_s",
         )  # fmt: skip
+        self._child.doing = "in mid-work"
         self._context = found["context_per_slot"]
         if per_slot != asked.context_per_slot:
             self.deviations.append(f"context_per_slot {asked.context_per_slot} is padded to {per_slot} by llama.cpp")
@@ -333,7 +334,7 @@ class InProcessServer:
         start = time.monotonic()
         self._child.ask(
             {"op": "go"}, timeout_s,
-            f"gave no answer within {timeout_s:.0f} s; ask for shorter answers, or raise request_timeout_s",
+            f"gave no answer within {timeout_s:g} s; ask for shorter answers, or raise request_timeout_s",
         )  # fmt: skip
         end = time.monotonic()
         told = self._child.hear(_SHORT_S)
@@ -383,12 +384,17 @@ def _not_exceeded(ordered: Sequence[float], share: float) -> float | None:
 
 
 class _Child:
-    """The process with the library, and the two pipes to it."""
+    """The process with the library, and the two pipes to it.
+
+    Attributes:
+        doing: when it would die if it died now, in words.
+    """
 
     def __init__(self, log_dir: Path, timeout_s: float) -> None:
         self._heard = b""
         self._asks = self._hears = -1
         self._out_of_step = ""
+        self.doing = "while loading the model"
         deadline = time.monotonic() + timeout_s
         with tempfile.TemporaryDirectory(prefix="joules-") as folder:
             requests, answers = (Path(folder) / name for name in ("requests", "answers"))
@@ -492,7 +498,7 @@ class _Child:
 
     def _too_late(self, timeout_s: float, too_late: str) -> None:
         # Whatever it answers later would be taken for the answer to something else.
-        self._out_of_step = too_late or f"gave no answer within {timeout_s:.0f} s; {_OTHER_STEP}"
+        self._out_of_step = too_late or f"gave no answer within {timeout_s:g} s; {_OTHER_STEP}"
         raise EngineError(
             f"in-process engine {self._out_of_step}; its log ends: {self.process.log_tail() or '(empty)'}"
         )
@@ -504,9 +510,9 @@ class _Child:
         self._out_of_step = "died before"
         if self.process.running():
             raise EngineError(
-                f"in-process engine closed its pipes in mid-work; {_OTHER_STEP}; its log ends: {self.process.log_tail()}"
+                f"in-process engine closed its pipes {self.doing}; {_OTHER_STEP}; its log ends: {self.process.log_tail()}"
             )
-        raise EngineError(f"in-process engine died in mid-work: {self._end()}")
+        raise EngineError(f"in-process engine died {self.doing}: {self._end()}")
 
     def _end(self) -> str:
         how = self.process.how_it_ended()

@@ -204,6 +204,7 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
 
     Raises:
         UsageError: `wanted` names no source or no rail of one.
+        MeterAbsent: this machine has no such source.
         MeterError: the named source cannot be used here.
         Unmeasured: nothing here satisfies the suite.
     """
@@ -211,6 +212,9 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
         first, *others = _split(wanted, ",")
         chosen = _sum(first, scope, basis)
         beside = tuple(_named(other, None, "any").meter for other in others)
+        every = [rail.name for meter in (chosen.meter, *chosen.also, *beside) for rail in meter.rails]
+        if twice := sorted({name for name in every if every.count(name) > 1}):
+            raise UsageError(f"meter {wanted}: {', '.join(twice)} would be read twice; name each source once")
         return replace(chosen, beside=beside)
     found = look()
     candidates = [c for f in found if f.source not in without for meter in f.meters for c in _by_scope(meter, None)]
@@ -226,6 +230,28 @@ def choose(wanted: str, *, scope: Scope | None, basis: str, without: Container[s
     if best.basis != "measured":
         why += f"; no measured one can be read{_shut(found)}"
     return replace(best, because=why)
+
+
+def check_names(wanted: str) -> None:
+    """Refuse what names no source; looks at no hardware.
+
+    Raises:
+        UsageError: a source of that name is not known.
+    """
+    if wanted == "auto":
+        return
+    known = sources()
+    for one in (name for part in _split(wanted, ",") for name in _split(part, "+")):
+        name = re.split("[:/]", one, maxsplit=1)[0]
+        if name not in known:
+            raise UsageError(
+                f"meter {wanted!r}: there is no source {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}"
+            )
+
+
+def several(text: str) -> bool:
+    """Whether a text names more than one source."""
+    return len(_split(text, ",")) > 1 or len(_split(text, "+")) > 1
 
 
 def _shut(found: Iterable[Found]) -> str:
@@ -297,13 +323,15 @@ def _named(wanted: str, scope: Scope | None, basis: str) -> Chosen:
     plain, _, argument = wanted.partition(":")
     name, _, rail = plain.partition("/")
     known = sources()
+    if not name:
+        raise UsageError(f"meter {wanted!r}: a source without a name; known: {', '.join(sorted(known))}")
     if name not in known:
         raise UsageError(
             f"meter {wanted}: there is no source {name!r}{nearest(name, known)}; known: {', '.join(sorted(known))}"
         )
     [found] = look([name], argument or None)
     if not found.meters:
-        raise MeterError(found.reason)
+        raise (MeterAbsent if found.absent else MeterError)(found.reason)
     every = [chosen for meter in found.meters for chosen in _by_scope(meter, None, rail)]
     if not every:
         has = [r.name.removeprefix(f"{name}.") for meter in found.meters for r in meter.rails if r.role == "counted"]

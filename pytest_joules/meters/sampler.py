@@ -11,15 +11,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from pytest_joules import trace
+from pytest_joules import gates, trace
 from pytest_joules.errors import MeterError, Void
 from pytest_joules.meters import Chosen
-from pytest_joules.reading import Reading, evenness, group, total
-from pytest_joules.records import Sample, Sampling
+from pytest_joules.reading import Reading, checks, evenness, group, total
+from pytest_joules.records import Gate, Sample, Sampling
 from pytest_joules.response import Response, step_response
 
 STUCK_AFTER_S = 10.0
 """A meter that gives no reading for this long is taken for dead."""
+
+
+LEAST_UPDATES = 5
+"""Distinct sensor updates that a window of a block of code should hold."""
+
+OF_A_BLOCK = gates.Remedies(
+    longer="measure a longer block, or the same work several times",
+    readings="see what the source gives: 'joules meters'",
+)
 
 
 class Sampler:
@@ -143,14 +152,34 @@ class Sampler:
 
 
 class PowerWindow:
-    """What `power.window()` yields; its figures can be read once the block has been left."""
+    """What `power.window()` yields; its figures can be read once the block has been left.
 
-    def __init__(self) -> None:
+    Attributes:
+        chosen: the meter, with scope and basis.
+        gates: the checks on the window, once it is closed.
+    """
+
+    def __init__(self, chosen: Chosen) -> None:
+        self.chosen = chosen
+        self.gates: tuple[Gate, ...] = ()
         self._reading: Reading | None = None
 
     def close(self, reading: Reading) -> None:
-        """Set the figures. Called by `Power.window`."""
+        """Set the figures and check them. Called by `Power.window`."""
+        from pytest_joules.suite import GateLimits  # brings pydantic, for which a meter need not wait
+
+        # Whoever measures a block of code knows how short it is: what that costs is told, and takes nothing away.
+        limits = GateLimits(uncertainty_void_above=math.inf)
+        averaging_s = {rail.name: rail.averaging_s for rail in self.chosen.every_rail}
+        self.gates = tuple(
+            checks(reading, limits, averaging_s, min_samples=LEAST_UPDATES, thin_voids=False, remedies=OF_A_BLOCK)
+        )
         self._reading = reading
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What speaks against the figures, each with what is allowed and what to do."""
+        return tuple(str(gate) for gate in self.gates if gate.outcome != "pass")
 
     @property
     def reading(self) -> Reading:
@@ -159,6 +188,7 @@ class PowerWindow:
         Raises:
             Void: the block has not been left yet.
         """
+        __tracebackhide__ = True
         if self._reading is None:
             raise Void("the power window is still open; read it after the with block")
         return self._reading
@@ -170,26 +200,37 @@ class PowerWindow:
         Raises:
             Void: the meter's readings cannot carry the window.
         """
-        if self.reading.energy_j is None:
-            raise Void(f"no energy for this window: {self.reading.reason}")
-        return self.reading.energy_j
+        __tracebackhide__ = True
+        energy_j = self.reading.energy_j
+        if energy_j is None or self._void:
+            raise Void(f"no energy for this window: {self._void or self.reading.reason}")
+        return energy_j
 
     @property
     def power_w(self) -> float:
         """Mean watts over the block."""
+        __tracebackhide__ = True
         return self.energy_j / self.window_s
+
+    @property
+    def _void(self) -> str:
+        """Why there is no energy; empty where there is."""
+        return "; ".join(str(gate).removeprefix("energy: ") for gate in self.gates if gate.outcome == "void")
 
     @property
     def window_s(self) -> float:
         """Length of the block in seconds."""
+        __tracebackhide__ = True
         return self.reading.end_mono - self.reading.start_mono
 
     def __repr__(self) -> str:
+        by = f"{self.chosen.name}, {self.chosen.scope}, {self.chosen.basis}"
         if self._reading is None:
-            return "<power window, open>"
-        if self._reading.energy_j is None:
-            return f"<power window, void: {self._reading.reason}>"
-        return f"<power window: {self.energy_j:.4g} J in {self.window_s:.3g} s>"
+            return f"<power window, open, {by}>"
+        if self._reading.energy_j is None or self._void:
+            return f"<power window, void: {self._reading.reason or self._void}, {by}>"
+        flagged = ", flagged" if self.flags else ""
+        return f"<power window: {self.energy_j:.4g} J in {self.window_s:.3g} s, {by}{flagged}>"
 
 
 class Power:
@@ -303,7 +344,7 @@ class Power:
                 work()
             assert w.energy_j < 200
         """
-        opened = PowerWindow()
+        opened = PowerWindow(self.chosen)
         self._wait_past(time.monotonic() - self.margin_s)
         start = time.monotonic()
         try:

@@ -130,12 +130,20 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     for verdict in found:
         sure = f" ({verdict.robustness})" if verdict.robustness else ""
         remarks = [verdict.registration] if verdict.registration not in ("registered", "") else []
+        remarks += [verdict.remark] if verdict.remark else []
+        remarks += ["replayed"] if verdict.replayed else []
         remarks += [] if verdict.selected else ["deselected"]
         shown = f" [{', '.join(remarks)}]" if remarks else ""
         # Parametrised predictions share a claim; pytest's id tells them apart.
         parameters = verdict.prediction[verdict.prediction.index("[") :] if verdict.prediction.endswith("]") else ""
         claim = f"{verdict.claim} {parameters}".strip()
         yield from _wrapped(f"{_WORDS[verdict.word]}{sure}{shown}: {claim}", width, "  ")
+        if verdict.published:
+            yield from _wrapped(f"    published: {verdict.published}", width, "    ")
+        if verdict.of_record:
+            yield from _wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
+        if verdict.registration_detail:
+            yield from _wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
         if verdict.word != "held" and verdict.detail:
             yield from _wrapped(f"    {verdict.detail}", width, "    ")
         if verdict.why_narrow:

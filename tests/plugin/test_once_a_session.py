@@ -167,10 +167,9 @@ def test_two_runs_never_share_the_machine(project) -> None:
 def test_a_meter_that_does_not_exist(project) -> None:
     project.predictions(THREE)
     done = project.run("--joules-meter", "estimat")
-    done.assert_outcomes(errors=3)
-    assert re.fullmatch(
-        r"joules: .*estimat: there is no \w+ 'estimat'; did you mean 'estimate'\?; known: .*\bestimate\b.*",
-        reasons(done)[0],
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(
+        ["ERROR: --joules-meter: *there is no source 'estimat'; did you mean 'estimate'?; known: *"]
     )
     project.assert_untouched()
 

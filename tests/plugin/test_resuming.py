@@ -135,3 +135,21 @@ def test_what_was_attempted_stays_in_the_ledger(cut_short) -> None:
         path.write_bytes(b"\n".join(changed))
         [fault] = ledger.read(path).faults
         assert "something was changed or taken out" in fault
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+def test_a_step_of_two_lengths_that_was_cut_between_them_is_measured_again_as_a_whole(project, windows: int) -> None:
+    project.suite(request={"lengths": [16]})
+    project.script(INTERRUPTED)
+    project.predictions(ONE)
+    assert project.run_apart().ret == pytest.ExitCode.INTERRUPTED
+    [journal] = project.journals()
+    lines = journal.read_text().splitlines(keepends=True)
+    # Windows of 8 and of 16 tokens at one slot, then the same at two.
+    journal.write_text("".join(lines[: 1 + windows]))
+    project.script()
+    project.run("--joules-resume")
+    measured = [w for w in project.stored_run().windows if w.role != "bridge"]
+    found = sorted((w.sequence, w.answer_tokens) for w in measured)
+    assert found == [(step, tokens) for step in range(4) for tokens in (8, 16)]
+    assert len(project.stored_run().windows) - len(measured) == (windows > 1)

@@ -175,8 +175,100 @@ def test_energy_of_any_code(project) -> None:
     )
     done = project.run()
     done.assert_outcomes(failed=1)
-    done.stdout.re_match_lines([r"E +AssertionError: <power window: [\d.]+ J in [\d.]+ s>"])
+    done.stdout.re_match_lines(
+        [
+            r"E +AssertionError: <power window: [\d.]+ J in [\d.]+ s, estimate, chip, estimated(, flagged)?>",
+            r"joules: power by estimate \(estimated\), 1 window(, 1 flagged \(.*\))?",
+        ]
+    )
     assert not project.results.exists()
+
+
+BUDGET = """
+import time
+
+def test_budget(power):
+    with power.window() as window:
+        time.sleep({seconds})
+    assert window.energy_j < 200
+"""
+
+
+def test_windows_that_are_too_short_are_told_at_the_end(project) -> None:
+    (project.folder / "test_budget.py").write_text(BUDGET.format(seconds=0.35))
+    done = project.run()
+    done.assert_outcomes(passed=1)
+    done.stdout.re_match_lines([r"joules: power by estimate \(estimated\), 1 window, 1 flagged \(.*sensor updates.*\)"])
+
+
+def test_workers_tell_it_as_well(project) -> None:
+    (project.folder / "test_budget.py").write_text(BUDGET.format(seconds=0.6))
+    done = project.run_apart("-n1", plugins=("xdist.plugin",))
+    done.assert_outcomes(passed=1)
+    assert sum("joules: power by estimate (estimated), 1 window" in line for line in done.outlines) == 1
+
+
+def test_a_session_without_power_says_nothing_of_it(project) -> None:
+    (project.folder / "test_it.py").write_text("def test_it(power):\n    pass\n")
+    done = project.run()
+    done.assert_outcomes(passed=1)
+    done.stdout.no_fnmatch_line("*power by*")
+
+
+IN_A_FIXTURE = """
+import pytest
+
+@pytest.fixture
+def spent(power):
+    with power.window() as window:
+        pass
+    return window
+
+def test_budget(spent):
+    assert spent.energy_j < 200
+"""
+
+
+@pytest.mark.parametrize("body", [BUDGET.format(seconds=0), IN_A_FIXTURE], ids=["in the test", "in a fixture"])
+def test_a_meter_that_is_not_here_leaves_a_budget_unmeasured(project, monkeypatch, body) -> None:
+    monkeypatch.setenv("JOULES_SYSFS_ROOT", str(project.folder))
+    (project.folder / "test_budget.py").write_text(body)
+    done = project.run("--joules-meter=rapl", "-rs")
+    done.assert_outcomes(skipped=1)
+    done.stdout.fnmatch_lines(["UNMEASURED*unmeasured: meter rapl: no RAPL zone*"])
+
+
+def test_a_meter_that_is_not_here_leaves_a_prediction_unmeasured(project, monkeypatch) -> None:
+    monkeypatch.setenv("JOULES_SYSFS_ROOT", str(project.folder))
+    project.predictions("def test_it(sweep):\n    assert sweep.power_w[1] < 5\n")
+    done = project.run("--joules-meter=rapl", "--joules-exploratory", "-rs")
+    done.assert_outcomes(skipped=1)
+    done.stdout.fnmatch_lines(["UNMEASURED*unmeasured: meter rapl: no RAPL zone*"])
+
+
+def test_a_meter_that_is_here_and_cannot_be_read_is_an_error_in_one_line(project) -> None:
+    (project.folder / "test_budget.py").write_text(BUDGET.format(seconds=0))
+    done = project.run("--joules-meter=file:/no/such/log")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["joules: meter file: log cannot be read (No such file or directory)"])
+    done.stdout.no_fnmatch_line("*session.py*")
+
+
+def test_a_source_that_there_is_not_ends_the_session_at_its_start(project) -> None:
+    (project.folder / "test_budget.py").write_text(BUDGET.format(seconds=0))
+    done = project.run("--joules-meter=estimat")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines(["ERROR: --joules-meter: meter 'estimat': there is no source 'estimat'; did you mean*"])
+    (project.folder / "test_budget.py").write_text("def test_it():\n    pass\n")
+    project.run("--joules-meter=estimat").assert_outcomes(passed=1)
+
+
+def test_a_window_without_energy_is_an_error_of_the_test_s_own_line(project) -> None:
+    (project.folder / "test_budget.py").write_text(BUDGET.format(seconds=0))
+    done = project.run()
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["E *Void: no energy for this window: *measure a longer block*"])
+    done.stdout.no_fnmatch_line("*sampler.py*")
 
 
 def test_a_window_is_closed_to_reading_while_it_is_open(project) -> None:

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -123,7 +122,6 @@ class Faulty:
 
     def suite(self, *, vary: Any = None, **protocol: Any) -> None:
         quick = {"min_window_s": None, "rounds": 1, "warmup_tokens": 4, "rate_hz": 20, **protocol}
-        self.passes = protocol.get("passes", 1)
         self.project.suite(
             vary=vary or {"parallel": [1, 2]}, request={"answer_tokens": 12}, protocol=quick,
             gates={"other_load_void_above": 1, "uncertainty_void_above": 10},
@@ -164,10 +162,10 @@ class Faulty:
     def left_by_killed_runs(self) -> list[Path]:
         """Files as SIGKILL leaves them at its worst moments, of a process that is long gone."""
         place, temporary = self.results / "bench" / "real", Path(os.environ["TMPDIR"])
+        header = json.dumps({"event": "start", "run_id": "x", "schema_version": SCHEMA_VERSION})
         made = {
-            place / "20260101T000000Z-000001.journal.jsonl": '{"event": "start", "run_i',
-            place
-            / "20260101T000000Z-000002.journal.jsonl": f'{{"event": "start", "run_id": "x", "schema_version": {SCHEMA_VERSION}}}\n',
+            place / "20260101T000000Z-000001.journal.jsonl": header[:20],
+            place / "20260101T000000Z-000002.journal.jsonl": f"{header}\n",
             place / ".20260101T000000Z-000003.json.999999999.part": '{"schema_ver',
             temporary / "joules-logs-999999999-abcdef" / "llama-server-1.log": "srv  llama_server: loading model\n",
             Path(os.environ["JOULES_LOCK_DIR"]) / "pytest-joules.lock.holder": "suite real, process 999999999",
@@ -177,18 +175,18 @@ class Faulty:
             path.write_text(text)
         return list(made)
 
-    def assert_goes_on(self, *arguments: str) -> None:
+    def assert_goes_on(self) -> None:
         """Once nothing is broken any more, the run is completed with what it had and leaves nothing beside it."""
-        done = self.run("--joules-resume", *arguments)
+        done = self.run("--joules-resume")
         done.assert_outcomes(passed=1)
         measured = [w for w in self.project.stored().run.windows if w.role == "measured" and w.outcome != "void"]
-        assert [w.condition["parallel"] for w in measured] == [1, 2] * self.passes
+        assert [w.condition["parallel"] for w in measured] == [1, 2]
         self.assert_tidy()
 
     def assert_tidy(self) -> None:
         assert self.journals() == []
         assert list(self.results.rglob(".*")) == []
-        assert list(Path(os.environ.get("TMPDIR", tempfile.gettempdir())).glob("joules-logs-*")) == []
+        assert list(Path(os.environ["TMPDIR"]).glob("joules-logs-*")) == []
 
 
 @pytest.fixture
@@ -197,11 +195,8 @@ def faulty(project, environment, monkeypatch) -> Faulty:
     return Faulty(project)
 
 
-# The server -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_server_that_hangs(faulty) -> None:
-    faulty.suite(request_timeout_s=1)
+    faulty.suite(request_timeout_s=2)
     faulty.breaks(
         """
         def in_window(server):
@@ -213,7 +208,7 @@ def test_a_server_that_hangs(faulty) -> None:
     [void] = [w for w in faulty.project.stored().run.windows if w.outcome == "void"]
     assert void.condition == {"parallel": 2}
     assert void.failure.startswith(
-        "llama-server gave no answer within 1 s; ask for shorter answers, or raise request_timeout_s; its log ends: "
+        "llama-server gave no answer within 2 s; ask for shorter answers, or raise request_timeout_s; its log ends: "
     )
     assert any(
         line.startswith("joules: real 2/2: parallel=2, pass 1: void: llama-server gave no") for line in done.outlines
@@ -294,9 +289,6 @@ def test_a_model_that_is_something_else(faulty) -> None:
     assert not faulty.results.exists()
 
 
-# The meter ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def meter(faulty) -> str:
     faulty.project.write("meter.py", METER)
@@ -337,9 +329,6 @@ def test_a_meter_that_dies_for_good(faulty, meter) -> None:
     )
     assert_no_traceback_of_ours(done)
     assert faulty.closed() == [1, 2]
-
-
-# The disk -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_disk_that_fills_up_in_mid_run(faulty) -> None:
@@ -405,8 +394,6 @@ def test_results_that_are_deleted_in_mid_run(faulty) -> None:
         r"cut short: 3 closed windows are kept in \S+\.journal\.jsonl; --joules-resume goes on from there", kept
     )
     assert faulty.closed() == [1, 2, 1]
-    faulty.mended()
-    faulty.assert_goes_on()
 
 
 def test_results_that_are_replaced_by_a_file(faulty) -> None:
@@ -446,9 +433,6 @@ def test_results_that_cannot_be_written(faulty, monkeypatch) -> None:
     assert list(faulty.results.iterdir()) == []
 
 
-# pytest and the tests beside ------------------------------------------------------------------------------------------
-
-
 def test_a_time_limit_on_the_test(faulty) -> None:
     # As if the time of the limit had come just now.
     faulty.breaks(
@@ -482,8 +466,10 @@ def test_a_time_limit_that_ends_pytest_itself(faulty) -> None:
     begun_anew = faulty.run()
     begun_anew.assert_outcomes(passed=1)
     at = begun_anew.outlines.index("joules: measuring real, 2 windows")
-    assert begun_anew.outlines[at + 1] == (
-        "joules: a run of this suite that was cut short after 1 windows is kept; this one begins anew (--joules-resume goes on with it)"
+    assert re.fullmatch(
+        r"joules: a run of this suite that was cut short after 1 windows? is kept; this one begins anew "
+        r"\(--joules-resume goes on with it\)",
+        begun_anew.outlines[at + 1],
     )
     assert [path for path in stale if path.exists()] == []
     assert faulty.closed() == [1]

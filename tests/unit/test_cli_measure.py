@@ -1,9 +1,7 @@
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -64,7 +62,7 @@ class Steady:
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch):
     def install(meter: Steady) -> None:
-        [chosen] = meters._by_scope(meter, None)
+        chosen = meters._by_scope(meter, None)[0]
         monkeypatch.setattr(
             measure, "choose", lambda *_, **__: Chosen(meter, chosen.scope, chosen.rails, "made for this")
         )
@@ -198,14 +196,17 @@ def test_a_command_keeps_its_output_and_its_exit_code(use, capfd) -> None:
     assert "by steady, scope chip (cpu, dram), measured" in result.stderr
 
 
-def test_a_fault_of_use_is_one_line_and_exit_code_two(use, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(("command", "code"), [("no-such-command-anywhere", 127), ("/etc/hostname", 126)])
+def test_a_command_that_cannot_be_run_is_one_line_and_the_shells_exit_code(
+    use, monkeypatch, capsys, command, code
+) -> None:
     use(Steady())
-    monkeypatch.setattr(sys, "argv", ["joules", "measure", "--", "no-such-command-anywhere"])
+    monkeypatch.setattr(sys, "argv", ["joules", "measure", "--", command])
     with pytest.raises(SystemExit) as ended:
         main()
     out, err = capsys.readouterr()
-    assert (ended.value.code, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith("joules: no-such-command-anywhere cannot be run")
+    assert (ended.value.code, out, len(err.splitlines())) == (code, "", 1)
+    assert err.startswith(f"joules: {command} cannot be run")
 
 
 # From here on the command itself is run, as a person would, with the estimate that every machine has.
@@ -213,7 +214,11 @@ def test_a_fault_of_use_is_one_line_and_exit_code_two(use, monkeypatch, capsys) 
 
 def start(*words: str) -> subprocess.Popen[str]:
     line = [sys.executable, "-m", "pytest_joules", "measure", "--meter", "estimate", *words]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # In a session of its own no terminal interrupts it; a shell's background jobs ignore interrupts, and it must not.
+    return subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
 
 def test_with_json_stdout_holds_one_object_and_nothing_else() -> None:
@@ -225,15 +230,78 @@ def test_with_json_stdout_holds_one_object_and_nothing_else() -> None:
     assert record["energy_j"] > 0
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 5)])
-def test_the_command_decides_about_an_interrupt_and_is_told_to_terminate(sent, code) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 5), (signal.SIGHUP, 129)])
+def test_the_command_is_told_what_asks_for_an_end_and_decides_about_it(sent, code) -> None:
     process = start("--", "sh", "-c", "trap 'exit 5' INT; echo ready; while :; do sleep 0.05; done")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    if sent is signal.SIGINT:
-        # What a terminal does: the whole foreground group is told.
-        child = int(subprocess.check_output(["pgrep", "-P", str(process.pid)]).split()[0])
-        threading.Timer(0.3, os.kill, (child, sent)).start()
+    time.sleep(0.7)
     process.send_signal(sent)
-    process.communicate(timeout=30)
+    _, err = process.communicate(timeout=30)
     assert process.returncode == code
+    assert "by estimate, scope chip" in err
+
+
+def test_a_command_that_does_not_heed_is_killed_when_it_is_asked_again() -> None:
+    process = start("--", "sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(measure.SAME_S + 0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 137
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stretch_that_is_interrupted_gives_the_figures_until_then(sent, code) -> None:
+    process = start("--seconds", "60", "--json")
+    time.sleep(3.0)
+    process.send_signal(sent)
+    out, err = process.communicate(timeout=30)
+    record = json.loads(out)
+    assert (process.returncode, err) == (code, "")
+    assert 0.1 < record["window_s"] < 20.0
+
+
+@pytest.mark.parametrize("words", [("--seconds", "inf"), ("--seconds", "1e9999"), ("--seconds", "1e10")])
+def test_a_time_that_is_none_is_refused_in_one_line(words) -> None:
+    result = joules("--meter", "estimate", *words)
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception).startswith(words[-2])
+
+
+def test_there_is_no_such_meter_here_and_nothing_is_started(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["joules", "measure", "--meter", "file:/no/such/log", "--", "touch", str(tmp_path / "x")]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, len(err.splitlines())) == (2, "", 1)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("wanted", ["", "estimate,", "estimate,estimate"])
+def test_a_source_named_twice_or_not_at_all_is_refused(wanted) -> None:
+    result = joules("--meter", wanted, "--seconds", "0.1")
+    assert isinstance(result.exception, UsageError)
+    assert ("read twice" if wanted == "estimate,estimate" else "without a name") in str(result.exception)
+
+
+def test_a_rail_that_is_not_counted_is_marked(use) -> None:
+    use(Steady(rail("steady.a"), rail("steady.wall", scope="wall", covers=("wall",))))
+    printed = joules("--seconds", "0.3").stdout
+    assert [", not counted" in line for line in printed.splitlines() if line.startswith("  steady.")] == [False, True]
+    record = json.loads(joules("--seconds", "0.3", "--json").stdout)
+    assert [one["counted"] for one in record["rails"]] == [True, False]
+
+
+def test_remedies_are_those_of_a_measurement(use) -> None:
+    use(Steady())
+    reasons = " ".join(json.loads(joules("--seconds", "0.02", "--json").stdout)["reasons"])
+    assert "measure for longer" in reasons
+    assert "answers" not in reasons
+    assert "rounds" not in reasons

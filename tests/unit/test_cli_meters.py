@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +158,73 @@ def test_a_source_that_does_not_exist_is_a_fault_of_use() -> None:
     result = joules("--meter", "estimat")
     assert isinstance(result.exception, UsageError)
     assert "did you mean 'estimate'" in str(result.exception)
+
+
+@pytest.mark.parametrize("text", ["estimate,rapl", "nvml+rapl", "shelly:127.0.0.1,rapl", "auto"])
+def test_one_source_at_a_time(text) -> None:
+    result = joules("--meter", text)
+    assert isinstance(result.exception, UsageError)
+    assert "one source per --meter, which may be repeated" in str(result.exception)
+
+
+def test_a_source_without_a_name_is_said_to_be_so() -> None:
+    result = joules("--meter", "")
+    assert isinstance(result.exception, UsageError)
+    assert "without a name" in str(result.exception)
+
+
+def test_a_named_source_that_is_not_there_is_an_error_and_no_empty_table() -> None:
+    result = joules("--meter", "command")
+    assert isinstance(result.exception, MeterError)
+    assert result.stdout == ""
+    assert "used only when asked for; --joules-meter 'command:PROGRAM ARGS'" in str(result.exception)
+    told = joules("--meter", "command", "--json")
+    assert told.exit_code == 1
+    assert json.loads(told.stdout)["sources"][0]["usable"] is False
+
+
+def test_the_rounding_of_arithmetic_is_no_noise() -> None:
+    heard = cli_meters.hear(rail("made.power"), np.arange(30.0), np.full(30, 12.1))
+    assert heard.noise_w == 0.0
+
+
+def test_a_reader_that_leaves_ends_it_quietly() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest_joules", "meters", "--live", "--meter", "estimate"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("meters", "--seconds", "0.2", "--meter", "estimate"),
+        ("doctor", "--seconds", "0.2", "--json"),
+        ("window", "--help"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_line(words) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest_joules", *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "joules: the output cannot be written (No space left on device)\n"
+
+
+def test_a_time_that_cannot_be_waited_for_is_refused() -> None:
+    for command in ("meters", "doctor"):
+        result = CliRunner().invoke(app, [command, "--seconds", "1e9999"])
+        assert isinstance(result.exception, UsageError)
+        assert str(result.exception).startswith("--seconds inf")
 
 
 def test_only_the_named_source_is_looked_for() -> None:

@@ -273,6 +273,55 @@ def test_what_cannot_be_used_as_it_is_written(tmp_path: Path, arguments: tuple[o
     assert said in refused(steady(tmp_path), *arguments)
 
 
+@pytest.mark.parametrize(
+    ("reading", "arguments", "said"),
+    [
+        ("power_w", ("--zone", "Europe/Berlin"), "--zone Europe/Berlin: no time of the trace or the window lacks an offset"),
+        ("power_w", ("--fold", "first"), "--fold first: no time of the trace or the window occurs twice"),
+        ("power_w", ("--wrap-j", 1000), "--wrap-j 1000.0: there is no energy_j"),
+        ("power_w", ("--kind", "interval_mean", "--averaging-s", 3), "--averaging-s 3.0: an interval_mean"),
+        ("energy_j", ("--averaging-s", 3), "--averaging-s 3.0: there is no power_w"),
+        ("energy_j", ("--kind", "instant"), "--kind instant: there is no power_w"),
+        ("power_w", ("--rail", "trace,trace"), "trace is named twice"),
+    ],
+)  # fmt: skip
+def test_an_option_that_would_do_nothing_is_refused(
+    tmp_path: Path, reading: str, arguments: tuple[object, ...], said: str
+) -> None:
+    t = np.arange(0.0, 60.0, 0.25)
+    path = write(tmp_path / "one.jsonl", t, 50.0 * t, names=("mono", reading))
+    assert said in refused(path, "--start", 10, "--end", 20, *arguments)
+
+
+def test_a_zone_of_the_window_alone_is_used(tmp_path: Path) -> None:
+    t = np.arange(0.0, 60.0, 0.25)
+    path = write(tmp_path / "utc.jsonl", 1772442000 + t, 50.0 + np.sin(7 * t), names=("time", "power_w"))
+    found = asked(path, "--start", "2026-03-02 10:00:10", "--end", "2026-03-02 10:00:40", "--zone", "Europe/Berlin")
+    assert found["energy_j"] == pytest.approx(1500.0, rel=0.01)
+
+
+def test_a_window_past_the_trace_is_told_what_the_trace_covers(tmp_path: Path) -> None:
+    [reason] = asked(steady(tmp_path), "--start", 50, "--end", 70)["reasons"]
+    assert "the trace covers 0 to 59.75 s, the window reaches 10.25 s past it" in reason
+    assert reason.endswith("take a window that the trace covers")
+    # The next reading may well have been due only after the end.
+    assert asked(steady(tmp_path), "--start", 50, "--end", 59.9)["outcome"] == "measured"
+
+
+def test_remedies_and_limits_are_those_of_a_trace(tmp_path: Path) -> None:
+    path = steady(tmp_path)
+    thin = " ".join(asked(path, "--start", 10, "--end", 11.5)["reasons"])
+    assert "take a longer window" in thin
+    assert "answers" not in thin
+    [short] = asked(path, "--start", 10, "--end", 20, "--averaging-s", 3)["reasons"]
+    assert short == "averaging times in the window: trace: 3.3, each 3 s (limit: at least 5); take a longer window"
+    t = np.arange(0.0, 60.0, 1.0)
+    step = write(tmp_path / "step.jsonl", t, np.where(t < 20, 10.0, 100.0 + np.sin(5 * t)))
+    [edges] = asked(step, "--start", 19.2, "--end", 27.5, "--min-samples", 1)["reasons"][-1:]
+    assert edges.startswith("edge uncertainty: ")
+    assert "% (limit: 5% flags, 25% voids); take a longer window: the edges then weigh less" in edges
+
+
 def test_a_usage_error_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

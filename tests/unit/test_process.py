@@ -180,7 +180,8 @@ PARENT = """
     import os, sys, time
     from pathlib import Path
     from pytest_joules.engines import _process
-    _process.GRACE_S = 0.3
+    # Longer than anybody would wait: who has no parent any more is not given that long.
+    _process.GRACE_S = 60.0
     folder, programs = Path(sys.argv[1]), Path(sys.argv[2])
     deaf = _process.GuardedProcess([sys.executable, "-S", str(programs / "stubborn_server.py")], folder / "deaf.log", os.environ)
     router = _process.GuardedProcess(

@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,7 +170,7 @@ def test_a_window_in_code() -> None:
     with sampling(Made(steady(30.0))) as power:
         with power.window() as window:
             assert isinstance(window, PowerWindow)
-            assert repr(window) == "<power window, open>"
+            assert repr(window) == "<power window, open, made, chip, measured>"
             with pytest.raises(Void, match="still open; read it after the with block"):
                 window.energy_j  # noqa: B018
             time.sleep(0.4)
@@ -179,6 +180,31 @@ def test_a_window_in_code() -> None:
     assert window.energy_j == pytest.approx(30.0 * window.window_s, rel=1e-3)
     assert again == pytest.approx(30.0, rel=1e-3)
     assert repr(window).startswith("<power window: ")
+    assert repr(window).endswith(" s, made, chip, measured>")
+    assert {gate.outcome for gate in window.gates} == {"pass"}
+    assert window.flags == ()
+
+
+def test_a_block_that_is_short_for_the_sensor_is_flagged() -> None:
+    with sampling(Made(steady(30.0))) as power, power.window() as window:
+        time.sleep(3.5 * INTERVAL_S)
+    assert window.energy_j > 0
+    assert any(flag.startswith("sensor updates: ") for flag in window.flags)
+    assert all("answers" not in flag for flag in window.flags)
+    assert repr(window).endswith(", made, chip, measured, flagged>")
+
+
+def test_two_meters_far_apart_give_no_energy() -> None:
+    def both(_: int) -> Sequence[Sample]:
+        now = time.monotonic()
+        return [Sample("box.energy", now, 20.0 * now), Sample("box.power", now, 50.0 + now % 1)]
+
+    meter = Made(both, rail("box.energy"), replace(rail("box.power"), kind="instant", unit="W", role="check"))
+    with sampling(meter) as power, power.window() as window:
+        time.sleep(0.4)
+    with pytest.raises(Void, match="counter against power"):
+        window.energy_j  # noqa: B018
+    assert "void: counter against power" in repr(window)
 
 
 def test_an_error_in_the_block_leaves_the_window_measured() -> None:

@@ -228,6 +228,72 @@ def test_a_reading_that_contradicts_another_of_its_time_is_flagged() -> None:
     assert found.energy_j < 48.0
 
 
+def test_two_rails_without_names_are_refused() -> None:
+    t = np.repeat(grid(0.0, 60.0, 0.5), 2)
+    found = trace.energy(POWER, t, np.tile([10.0, 30.0], len(t) // 2), 10.0, 20.0)
+    assert found.energy_j is None
+    assert found.reason == "21 of 42 readings contradict another of the same time: two rails without names?"
+    assert found.remedy == "name the rail of each reading"
+
+
+@pytest.mark.parametrize(("every", "told"), [(5, True), (20, False)])
+@pytest.mark.parametrize("bad", [np.nan, -10.0, 1e6])
+def test_many_dropped_readings_are_told_as_a_share(every: int, told: bool, bad: float) -> None:
+    t = grid(0.0, 60.0, 0.5)
+    power = 10.0 + np.sin(t)
+    power[::every] = bad
+    found = trace.energy(POWER, t, power, 10.0, 50.0)
+    assert found.energy_j == pytest.approx(400.0, rel=0.02)
+    assert len(found.flags) == 1 + told
+    if told:
+        assert found.flags[0] == "17 of 81 readings in the window were dropped, over 10%"
+
+
+def test_readings_that_are_all_over_the_limit_are_said_to_be_so() -> None:
+    t = grid(0.0, 60.0, 0.5)
+    found = trace.energy(replace(POWER, limit_w=5.0), t, 10.0 + np.sin(t), 10.0, 20.0)
+    assert found.energy_j is None
+    assert found.reason == (
+        "all 21 readings in the window were dropped (21 x reading above the limit of 5 W (x1.2) dropped)"
+    )
+    assert "limit_w" in found.remedy
+
+
+def test_duplicates_outside_the_window_are_not_counted() -> None:
+    t = np.repeat(grid(0.0, 60.0, 0.5), 2)
+    assert trace.energy(POWER, t, 10.0 + np.sin(t), 10.0, 20.0).flags == ("21 x duplicate reading dropped",)
+
+
+@pytest.mark.parametrize(("window", "said"), [((50.0, 70.0), "the readings end 10 s before"), ((-4.0, 20.0), "the readings begin 4 s after")])  # fmt: skip
+def test_a_window_past_the_readings(window: tuple[float, float], said: str) -> None:
+    t = grid(0.0, 60.0, 0.5)
+    found = trace.energy(POWER, t, 10.0 + np.sin(t), *window)
+    assert found.energy_j is None
+    assert found.reason.startswith(said)
+
+
+def test_a_counter_of_a_small_range_is_judged_by_what_it_typically_does() -> None:
+    t = grid(0.0, 60.0, 0.5)
+    rail = replace(COUNTER, refresh_s=None, wrap_j=1000.0)
+    found = trace.energy(rail, t, (950.0 + 10.0 * t) % 1000.0, 10.0, 20.0)
+    assert found.energy_j == pytest.approx(100.0)
+    assert found.flags == ("the counter is taken to stay below 2000 W, or it wrapped unseen; a limit_w would tell",)
+    sure = trace.energy(replace(rail, limit_w=100.0), t, (950.0 + 10.0 * t) % 1000.0, 10.0, 20.0)
+    assert (sure.energy_j, sure.flags) == (pytest.approx(100.0), ())
+    # With so few steps, and with as few readings a second, nobody knows.
+    few = trace.energy(rail, t[:15], (950.0 + 10.0 * t[:15]) % 1000.0, 1.0, 6.0)
+    sparse = trace.energy(rail, 10 * t, (950.0 + 100.0 * t) % 1000.0, 100.0, 200.0)
+    # Every step is more than once round, and looks like 10 W.
+    fast = trace.energy(rail, t, (2010.0 * t) % 1000.0, 10.0, 20.0)
+    for found in (few, sparse):
+        assert found.energy_j is None
+        assert "more than once (at" in found.reason
+        assert "--limit-w" in found.remedy
+    # 10 W, or 2010 W: no reading can tell, which is what the limit is for.
+    assert fast.energy_j == pytest.approx(100.0)
+    assert trace.energy(replace(rail, limit_w=2500.0), t, (2010.0 * t) % 1000.0, 10.0, 20.0).energy_j is None
+
+
 def test_zeros_of_a_resting_rail_are_readings() -> None:
     t = grid(0.0, 10.0, 0.25)
     power = np.where(np.arange(len(t)) % 4 == 0, 8.0, 0.0)

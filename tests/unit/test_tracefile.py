@@ -282,13 +282,19 @@ def test_no_overlap_is_an_error_that_tells_how_far_the_clocks_are_apart() -> Non
     start, end = (read.moment(text) for text in windows("meter_local"))
     with pytest.raises(UsageError, match="0 of 61 samples fall in the window; clocks differ by about 1 h"):
         read.require_overlap(start, end)
-    with pytest.raises(UsageError, match="the trace runs from 2026-03-02T10:00:00"):
+    with pytest.raises(UsageError, match="the trace covers 2026-03-02T10:00:00"):
         read.require_overlap(start - 86400 * 30, end - 86400 * 30)
     read.require_overlap(start + 3600, end + 3600)
 
 
+@pytest.mark.parametrize(("factor", "unit"), [(1e3, "milliseconds"), (1e6, "microseconds"), (1e9, "nanoseconds")])
+def test_a_finer_count_since_1970_is_named(write, factor, unit) -> None:
+    with pytest.raises(UsageError, match=f"looks like {unit} since 1970: divide it by {factor:.0f}"):
+        tracefile.read(write(f'{{"time": {1772442000 * factor:.0f}, "power_w": 10}}\n'))
+
+
 def test_no_overlap_on_a_monotonic_clock_names_both_ranges(write) -> None:
-    with pytest.raises(UsageError, match=r"0 of 20 samples.*from 0 to 9.5 s"):
+    with pytest.raises(UsageError, match=r"0 of 20 samples.*covers 0 to 9.5 s"):
         tracefile.read(write(many())).require_overlap(100.0, 120.0)
 
 

@@ -174,7 +174,6 @@ def test_readings_that_vanish_are_told(program, bad) -> None:
     with Power(chosen, 5.0) as power, power.window() as window:
         time.sleep(0.5)
     [rail] = window.reading.rails
-    assert rail.energy_j is not None
     assert "readings in the window were dropped, over 10%" in rail.flags[0]
     assert "negative" in rail.flags[1] or "no number" in rail.flags[1]
 

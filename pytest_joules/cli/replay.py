@@ -1,0 +1,106 @@
+"""`joules replay`: predictions judged again on stored runs, without hardware."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pytest_joules.cli import EXIT_FAILED, app, print_json
+
+if TYPE_CHECKING:
+    from pytest_joules.records import Verdict
+    from pytest_joules.session import Session
+    from pytest_joules.store import StoredRun
+
+
+@app.command()
+def replay(
+    run: Annotated[str, typer.Argument(help="latest, all, or the file, id or folder of runs")] = "latest",
+    predictions: Annotated[
+        list[Path] | None, typer.Option(help="files or folders of predictions; default predictions/", show_default=False)
+    ] = None,
+    results: Annotated[Path, typer.Option(help="folder of the results")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+) -> None:
+    """Judge predictions again on stored runs: one line for each, and where it was published, what was found there.
+
+    Example: joules replay results/apple-m5-pro-24gb
+
+    Exit code: 0, or 1 when a stored or published verdict cannot be reproduced. With --json the keys are runs (run_id, suite,
+    machine, basis, verdicts) and unreproduced.
+    """
+    session = _judged(run, predictions or [Path("predictions")], results)
+    found = _runs(session) if session else []
+    unreproduced = session.unreproduced if session else []
+    if as_json:
+        print_json({"runs": [_record(*pair) for pair in found], "unreproduced": unreproduced})
+    else:
+        for stored, verdicts in found:
+            typer.echo(_heading(stored))
+            for verdict in verdicts.values():
+                typer.echo(f"  {_line(verdict)}")
+        for name, outcome in session.measured.items() if session else ():
+            if outcome.error is not None:
+                typer.echo(f"{name}: {outcome.error}")
+        for fault in unreproduced:
+            typer.echo(f"not reproduced: {fault}")
+    if unreproduced or session is None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _judged(run: str, predictions: list[Path], results: Path) -> Session | None:
+    """The session of a pytest that judged them; `None` when it collected none, which it has said."""
+    import pytest
+
+    from pytest_joules.stash import COLLECTOR
+
+    class Keep:
+        session: Session | None = None
+
+        def pytest_sessionfinish(self, session: pytest.Session) -> None:
+            collector = session.config.stash.get(COLLECTOR, None)
+            Keep.session = collector.session if collector else None
+
+    arguments = ["-q", "-p", "no:terminal", "-p", "no:cacheprovider", f"--joules-replay={run}", f"--joules-results={results}"]
+    code = pytest.main([*arguments, *map(str, predictions)], plugins=[Keep()])
+    if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.INTERRUPTED):
+        raise typer.Exit(int(code))
+    return Keep.session
+
+
+def _runs(session: Session) -> list[tuple[StoredRun, dict[str, Verdict]]]:
+    found = []
+    for outcome in session.measured.values():
+        found += [*outcome.also, (outcome.stored, outcome.verdicts)] if outcome.stored else []
+    return found
+
+
+def _heading(stored: StoredRun) -> str:
+    run = stored.run
+    return f"{run.suite_name} on {run.machine_slug}, {run.meter.basis}, run {run.run_id}"
+
+
+def _line(verdict: Verdict) -> str:
+    from pytest_joules.words import one_line
+
+    sure = f" ({verdict.robustness})" if verdict.robustness else ""
+    remarks = [verdict.registration, *([verdict.remark] if verdict.remark else [])]
+    why = "" if verdict.word == "held" else verdict.detail or ""
+    parts = [f"{verdict.word}{sure} [{', '.join(remarks)}]: {verdict.claim}"]
+    parts += [f"published: {verdict.published}"] if verdict.published else []
+    parts += [one_line(why, 160)] if why else []
+    parts += [verdict.compared] if verdict.compared and verdict.word == "held" else []
+    return " | ".join(parts)
+
+
+def _record(stored: StoredRun, verdicts: dict[str, Verdict]) -> dict[str, Any]:
+    return {
+        "run_id": stored.run.run_id,
+        "suite": stored.run.suite_name,
+        "machine": stored.run.machine_slug,
+        "basis": stored.run.meter.basis,
+        "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts.values()],
+    }

@@ -1,0 +1,87 @@
+"""The verdict on one prediction and one run: the word, how surely, how it stands to the run, and what was said before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytest_joules import gates, margin, verdict
+from pytest_joules.prediction import Prediction, judge
+from pytest_joules.records import Run, Verdict
+from pytest_joules.standing import Standing
+from pytest_joules.sweep import Sweep, from_run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Everything a verdict rests on.
+
+    Attributes:
+        against: the run it compares with; `None` when there is none on that machine.
+        standing: how it stands to the run.
+        blobs: git blob id of every file of its closure, by path.
+        earlier: verdicts on it, as it is now, on earlier complete runs of the suite on the same machine, oldest first.
+    """
+
+    prediction: Prediction
+    run: Run
+    against: Run | None
+    standing: Standing
+    blobs: Any
+    earlier: Sequence[Verdict] = ()
+    selected: bool = True
+    replayed: bool = False
+    judged_utc: str = ""
+
+
+def give(case: Case) -> Verdict:
+    """Judge."""
+    prediction, run = case.prediction, case.run
+    of_record = next((v for v in case.earlier if v.word not in ("void", "unmeasured")), None)
+    common: dict[str, Any] = {
+        "prediction": prediction.name,
+        "claim": prediction.claim,
+        "registration": case.standing.word,
+        "registration_detail": case.standing.detail,
+        "run_id": run.run_id,
+        "against_run_id": case.against.run_id if case.against else "",
+        "judged_utc": case.judged_utc,
+        "selected": case.selected,
+        "remark": f"threshold {prediction.threshold}" if prediction.threshold else "",
+        "published": str(run.provenance.get("outcomes", {}).get(prediction.function.__name__, "")),
+        "of_record": f"{of_record.word} in {of_record.run_id}" if of_record else "",
+        "replayed": case.replayed,
+        "primary": prediction.primary,
+        "blobs": case.blobs,
+    }
+    if prediction.against and case.against is None:
+        return Verdict(word="unmeasured", detail=f"no run of suite {prediction.against} on this machine", **common)
+    sweep = from_run(run)
+    against = from_run(case.against) if case.against else None
+    judged = judge(prediction, sweep, against)
+    robust = verdict.robustness(prediction, judged, sweep, against, _effects(run))
+    given = Verdict(
+        word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
+    )  # fmt: skip
+    if judged.word in ("held", "refuted"):
+        nearest = margin.nearest(margin.margins(prediction, sweep, against))
+        if nearest is not None:
+            given = replace(given, margin=nearest.margin, compared=str(nearest))
+    if prediction.decide == "clear" and given.robustness == "narrow":
+        return replace(given, word="void", detail=_undecided(given, prediction, sweep, against))
+    return given
+
+
+def _undecided(given: Verdict, prediction: Prediction, sweep: Sweep, against: Sweep | None) -> str:
+    """Why a narrow outcome decides nothing, and what would."""
+    needed = verdict.passes_to_decide(prediction, judge(prediction, sweep, against), sweep, against)
+    more = f"about {needed} passes would decide it" if needed else "no number of passes would decide it"
+    return f"narrow, and only a clear outcome was to decide: {given.word}, {given.why_narrow}; {more}"
+
+
+def _effects(run: Run) -> list[str]:
+    """What makes every verdict on a run narrow; a wide spread shows in the perturbation itself."""
+    of_run = [str(gate) for gate in run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
+    names = {gate.name for w in run.windows if w.role == "measured" for gate in w.gates if gate.outcome == "flag"}
+    return of_run + [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]
