@@ -582,7 +582,7 @@ def _alike(before: Verdict | None, now: Verdict) -> bool:
     """Whether a verdict says again what was said before."""
     return before is not None and all(
         getattr(before, name) == getattr(now, name)
-        for name in ("word", "robustness", "registration", "against_run_id", "detail", "why_narrow", "blobs")
+        for name in ("word", "robustness", "registration", "against_run_id", "blobs")
     )
 
 

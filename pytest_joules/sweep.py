@@ -83,11 +83,11 @@ class Cell:
             Void: as `mean`, or there is one pass only.
             Unmeasured: it was not published.
         """
+        if metric in self.means and metric not in self.spreads and not self.void:
+            raise Unmeasured(f"{label(self.condition)}: no spread over the passes was published")
         mean = self.mean(metric) / self.factors.get(metric, 1.0)
         if metric in self.spreads:
             return self.spreads[metric]
-        if metric in self.means:
-            raise Unmeasured(f"{label(self.condition)}: no spread over the passes was published")
         if len(self.passes) < 2:
             raise Void(f"{label(self.condition)}: the spread of one pass is undefined; measure at least two")
         figures = [figures[metric] for figures in self.passes]
@@ -144,19 +144,38 @@ class Column(Mapping[Key, float]):
 
     def argmin(self) -> Key:
         """The condition with the lowest figure."""
-        return min(self, key=self.__getitem__)
+        figures = self._every()
+        return min(figures, key=figures.__getitem__)
 
     def argmax(self) -> Key:
         """The condition with the highest figure."""
-        return max(self, key=self.__getitem__)
+        figures = self._every()
+        return max(figures, key=figures.__getitem__)
 
     def min(self) -> float:
         """The lowest figure."""
-        return min(self.values())
+        return min(self._every().values())
 
     def max(self) -> float:
         """The highest figure."""
-        return max(self.values())
+        return max(self._every().values())
+
+    def _every(self) -> dict[Key, float]:
+        """All figures.
+
+        Raises:
+            Unmeasured: with every reason why some were not published, the last of the conditions first.
+        """
+        figures: dict[Key, float] = {}
+        missing: dict[str, list[str]] = {}
+        for key, cell in self._cells.items():
+            try:
+                figures[key] = self[key]
+            except Unmeasured as error:
+                missing.setdefault(str(error).removeprefix(f"{label(cell.condition)}: "), []).append(label(cell.condition))
+        if missing:
+            raise Unmeasured("; ".join(f"{', '.join(where)}: {why}" for why, where in reversed(missing.items())))
+        return figures
 
     def saving(self, a: Key, b: Key) -> float:
         """The share of the cost at `a` that `b` saves: 1 - b/a. For costs only.

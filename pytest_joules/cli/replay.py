@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 def replay(
     run: Annotated[str, typer.Argument(help="latest, all, or the file, id or folder of runs")] = "latest",
     predictions: Annotated[
-        list[Path] | None, typer.Option(help="files or folders of predictions; default predictions/", show_default=False)
+        list[Path] | None,
+        typer.Option(help="files or folders of predictions; default predictions/", show_default=False),
     ] = None,
     results: Annotated[Path, typer.Option(help="folder of the results")] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
@@ -42,9 +45,9 @@ def replay(
             typer.echo(_heading(stored))
             for verdict in verdicts.values():
                 typer.echo(f"  {_line(verdict)}")
-        for name, outcome in session.measured.items() if session else ():
-            if outcome.error is not None:
-                typer.echo(f"{name}: {outcome.error}")
+        if session and not found:
+            for outcome in session.measured.values():
+                typer.echo(str(outcome.error))
         for fault in unreproduced:
             typer.echo(f"not reproduced: {fault}")
     if unreproduced or session is None:
@@ -64,8 +67,12 @@ def _judged(run: str, predictions: list[Path], results: Path) -> Session | None:
             collector = session.config.stash.get(COLLECTOR, None)
             Keep.session = collector.session if collector else None
 
-    arguments = ["-q", "-p", "no:terminal", "-p", "no:cacheprovider", f"--joules-replay={run}", f"--joules-results={results}"]
-    code = pytest.main([*arguments, *map(str, predictions)], plugins=[Keep()])
+    arguments = ["-q", "-p", "no:cacheprovider", f"--joules-replay={run}", f"--joules-results={results}"]
+    # What pytest prints about its tests says the same in more words.
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        code = pytest.main([*arguments, *map(str, predictions)], plugins=[Keep()])
+    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        typer.echo(said.getvalue().strip(), err=True)
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.INTERRUPTED):
         raise typer.Exit(int(code))
     return Keep.session
