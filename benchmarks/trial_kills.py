@@ -95,12 +95,14 @@ class Trial:
     """One project in which pytest is killed once.
 
     Attributes:
+        told_before: windows that had been told as closed when pytest was killed.
         faults: what was not as it should be.
     """
 
     folder: Path
     quickstart: bool
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    told_before: int = 0
     faults: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -215,7 +217,10 @@ class Trial:
 
     def stale(self) -> list[str]:
         """What the second run should have used or taken away."""
-        found = [*self.journals(), *self.own("results").rglob(".*"), *self.own("temporary").glob("joules-logs-*")]
+        found = [*self.journals(), *self.own("results").rglob(".*")]
+        # A second run without a window left to measure starts no server, and leaves the logs to the next that does.
+        if self.told() > self.told_before:
+            found += self.own("temporary").glob("joules-logs-*")
         found += self.own("temporary").glob("*.holder")
         samples = {run.name.replace(".json", ".samples.jsonl.gz") for run in self.runs()}
         found += [path for path in self.own("results").rglob("*.gz") if path.name not in samples]
@@ -286,6 +291,7 @@ def killed(
             here.faults.append(f"{told} windows told, {in_journal} in the journal, {readable} readable")
         kept = store.load_journal(here.journals()[-1]).windows if readable and not here.runs() else ()
         finished_before = bool(here.runs())
+        here.told_before = told
         run = here.complete()
         if run is not None:
             got = shape(run)

@@ -441,6 +441,12 @@ def _no_figure(name: str) -> None:
     raise ValueError(f"it holds {name}")
 
 
+def as_record(run: Run) -> dict[str, Any]:
+    """A run as the plain values of its file."""
+    record: dict[str, Any] = _RUN.dump_python(run, mode="json")
+    return record
+
+
 def plain(record: Any) -> Any:
     """What a record is once it has been written and read again."""
     return json.loads(_strict(record))

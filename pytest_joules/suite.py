@@ -218,7 +218,7 @@ class GateLimits:
     rest_flag_above: Annotated[float, Field(gt=0)] = 0.05
     client_cpu_flag_above: Annotated[float, Field(gt=0)] = 0.02
     other_load_flag_above: Annotated[float, Field(gt=0)] = 0.10
-    other_load_void_above: Annotated[float, Field(gt=0, le=1)] = 0.25
+    other_load_void_above: Annotated[float, Field(gt=0)] = 0.25
     drift_flag_above: Annotated[float, Field(gt=0)] = 0.02
     run_order_flag_above: Annotated[float, Field(gt=0)] = RUN_ORDER_ABOVE
     power_slope_flag_above: Annotated[float, Field(gt=0)] = 0.02

@@ -172,7 +172,9 @@ class Column(Mapping[Key, float]):
             try:
                 figures[key] = self[key]
             except Unmeasured as error:
-                missing.setdefault(str(error).removeprefix(f"{label(cell.condition)}: "), []).append(label(cell.condition))
+                missing.setdefault(str(error).removeprefix(f"{label(cell.condition)}: "), []).append(
+                    label(cell.condition)
+                )
         if missing:
             raise Unmeasured("; ".join(f"{', '.join(where)}: {why}" for why, where in reversed(missing.items())))
         return figures

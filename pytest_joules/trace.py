@@ -532,9 +532,8 @@ def _flags(rail: Rail, readings: Readings, updates: Updates, start: float, end: 
     read = lost + int(np.sum((readings.mono >= start) & (readings.mono <= end)))
     if lost >= LEAST_LOST and lost > LOST_SHARE * read:
         flags.append(f"{lost} of {read} readings in the window were dropped, over {LOST_SHARE:.0%}")
-    for mended in readings.mended:
-        if count := mended.within(start, end):
-            flags.append(f"{count} x {mended.what}")
+    counts = [(mended.what, mended.within(start, end)) for mended in readings.mended]
+    flags += [f"{count} x {what}" for what, count in counts if count]
     if rail.kind != "counter":
         flags += _still_flags(readings, updates, start, end)
     elif rail.wrap_j and not rail.limit_w:

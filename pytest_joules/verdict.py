@@ -9,24 +9,30 @@ that spans the pass means, and one for the stated calibration error of the meter
 
 from __future__ import annotations
 
+import itertools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from pytest_joules import synthetic
 from pytest_joules.metrics import METRICS
 from pytest_joules.prediction import Judgement, Prediction, judge
+from pytest_joules.records import Condition
 from pytest_joules.sweep import Cell, Sweep
 
 TABLES = 2000
 AGREE_FOR_CLEAR = 0.95
 LEAST_SD = 0.01
 _FARTHEST_LOG = 50.0
+_RESOLVED, _TABLES_EACH = 30, 60
+"""The resolution of a suite is a rough share: so many tables, each perturbed so many times."""
 _PRIMARY = ("energy_per_token_mj", "tokens_per_s")
 """The two independent figures; every other metric is a product of their powers."""
+_PLACES = {metric: place for place, metric in enumerate(METRICS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,58 +104,187 @@ def robustness(
     if verdict.word not in ("held", "refuted"):
         return Robustness("", None)
     reasons = list(flags)
-    passes = max((len(cell.passes) for cell in sweep.cells), default=0)
+    passes = _passes(sweep)
     if any(cell.means for cell in sweep.cells):
         if not all(cell.spreads for cell in sweep.cells if cell.means):
             reasons.append("no spread over the passes was published: its noise is unknown")
     elif passes < 2:
         reasons.append("one pass: its noise is unknown")
-    elif not verdict.reads.spread:
-        for index in range(passes):
-            single = judge(prediction, sweep.single_pass(index), against)
-            if single.word != verdict.word:
-                reasons.append(f"pass {index + 1} alone says {single.word}")
+    else:
+        reasons += _dissent(prediction, verdict, sweep, against)
     agreement = _agreement(prediction, verdict.word, sweep, against)
     if agreement < AGREE_FOR_CLEAR:
         reasons.append(f"{agreement:.0%} of perturbed tables agree")
     return Robustness("narrow" if reasons else "clear", agreement, "; ".join(reasons))
 
 
-def _agreement(prediction: Prediction, word: str, sweep: Sweep, against: Sweep | None) -> float:
+def passes_to_decide(
+    prediction: Prediction, verdict: Judgement, sweep: Sweep, against: Sweep | None = None, most: int = 64
+) -> int | None:
+    """The fewest passes after which the perturbed tables would agree with a verdict like this: the same means, the same noise.
+
+    What a pass alone would say is not simulated, nor what the gates would. So a number not above the run's own means that the
+    passes or the gates, and not the means, keep the verdict narrow.
+
+    Returns:
+        `None` when `most` would not do, because edges, calibration, rounding or a step common to a whole pass keep it narrow;
+        when the noise of a pass is unknown; and of a verdict that is neither held nor refuted.
+    """
+    own = _passes(sweep)
+    if verdict.word not in ("held", "refuted") or own < 2 or most < 2:
+        return None
+
+    def enough(passes: int) -> bool:
+        return _agreement(prediction, verdict.word, sweep, against, passes) >= AGREE_FOR_CLEAR
+
+    if not enough(most):
+        return None
+    too_few, will_do = 1, most
+    # The run's own number first: its answer is the one that was told beside the verdict.
+    trial = own if own < most else (too_few + will_do) // 2
+    while will_do - too_few > 1:
+        too_few, will_do = (too_few, trial) if enough(trial) else (trial, will_do)
+        trial = (too_few + will_do) // 2
+    return will_do
+
+
+def resolution(
+    prediction: Prediction,
+    axes: Sequence[str],
+    conditions: Sequence[Condition],
+    passes: int,
+    spread: float = 0.03,
+    against: tuple[Sequence[str], Sequence[Condition]] | None = None,
+    undefined: Mapping[str, str] | None = None,
+    around: Sweep | None = None,
+) -> float | None:
+    """How often a suite could decide a rule: the share of made-up machines on which it is true whose verdict would be clear.
+
+    Args:
+        passes: of the suite.
+        spread: usual spread of a condition over that many passes.
+        against, undefined, around: as for `synthetic.search`.
+
+    Returns:
+        0 when the rule is finer than the suite can resolve; `None` when it holds on none of the tables.
+    """
+    if passes < 2:
+        return 0.0
+    rng = np.random.default_rng(zlib.crc32(prediction.name.encode()))
+    sd = spread / _expected_range(passes)
+    every = synthetic.pairs(axes, conditions, against, passes, undefined, around)
+    true = list(itertools.islice((pair for pair in every if judge(prediction, *pair).word == "held"), _RESOLVED))
+    if not true:
+        return None
+    clear = 0
+    # Few tables are measured several times, so that the share has no less to stand on.
+    for table, other in itertools.islice(itertools.cycle(true), _RESOLVED):
+        measured = _with_noise(table, sd, rng)
+        verdict = judge(prediction, measured, other)
+        # What a claim about spreads comes to is a fact of the run; any other clear verdict would be wrong unless it held.
+        right = verdict.word == "held" or (verdict.word == "refuted" and verdict.reads.spread)
+        clear += (
+            right
+            and next(_dissent(prediction, verdict, measured, other), None) is None
+            and _agreement(prediction, verdict.word, measured, other, tables=_TABLES_EACH) >= AGREE_FOR_CLEAR
+        )
+    return clear / _RESOLVED
+
+
+def _expected_range(count: int) -> float:
+    """Mean distance from the least to the greatest of so many standard normals."""
+    x = np.linspace(-8.0, 8.0, 1601)
+    below = np.array([0.5 * math.erfc(-at / math.sqrt(2)) for at in x])
+    # The range is the integral of the chance that x lies between the least and the greatest.
+    return float((1.0 - below**count - (1.0 - below) ** count).sum() * (x[1] - x[0]))
+
+
+def _with_noise(table: Sweep, sd: float, rng: np.random.Generator) -> Sweep:
+    """The table's means measured in as many passes as it has, each with noise of its own."""
+    cells = []
+    for cell in table.cells:
+        count = len(cell.passes)
+        means = {metric: math.fsum(f[metric] for f in cell.passes) / count for metric in cell.passes[0]}
+        logs = sd * rng.standard_normal((count, len(_PRIMARY)))
+        passes = tuple(
+            {name: mean * _factor(name, energy, speed) for name, mean in means.items()}
+            for energy, speed in logs.tolist()
+        )
+        cells.append(replace(cell, passes=passes))
+    return table.fresh(cells)
+
+
+def _passes(sweep: Sweep) -> int:
+    return max((len(cell.passes) for cell in sweep.cells), default=0)
+
+
+def _dissent(prediction: Prediction, verdict: Judgement, sweep: Sweep, against: Sweep | None) -> Iterator[str]:
+    """What passes say that alone give another verdict; of a claim about spreads one pass says nothing."""
+    if verdict.reads.spread:
+        return
+    for index in range(_passes(sweep)):
+        single = judge(prediction, sweep.single_pass(index), against)
+        if single.word != verdict.word:
+            yield f"pass {index + 1} alone says {single.word}"
+
+
+def _agreement(
+    prediction: Prediction,
+    word: str,
+    sweep: Sweep,
+    against: Sweep | None,
+    passes: int | None = None,
+    tables: int | None = None,
+) -> float:
     # The seed follows from the prediction and the run, so that judging again gives the same share.
     seed = zlib.crc32(f"{prediction.name} {sweep.about.run_id}".encode())
     rng = np.random.default_rng(seed)
-    shaken = _Perturbed(sweep, rng)
-    shaken_against = _Perturbed(against, rng) if against is not None else None
+    count = tables or TABLES
+    shaken = _Perturbed(sweep, rng, passes, count)
+    shaken_against = _Perturbed(against, rng, tables=count) if against is not None else None
     same = 0
-    for index in range(TABLES):
+    for index in range(count):
         other = shaken_against(index) if shaken_against else None
         same += judge(prediction, shaken(index), other).word == word
-    return same / TABLES
+    return same / count
 
 
-def perturbations(sweep: Sweep, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What the means of the two primary figures are multiplied by, in logarithms: (`TABLES`, cells) for each."""
+def perturbations(
+    sweep: Sweep, rng: np.random.Generator, passes: int | None = None, tables: int | None = None
+) -> dict[str, np.ndarray]:
+    """What the means of the two primary figures are multiplied by, in logarithms: (`tables`, cells) for each.
+
+    Args:
+        passes: as if the same noise had been found in so many; the run's own when left out.
+        tables: `TABLES` when left out.
+    """
     cells = sweep.cells
     count = len(cells)
+    tables = tables or TABLES
     logs: dict[str, np.ndarray] = {}
-    passes = max(1, max((len(cell.passes) for cell in cells), default=1))
+    own = max(1, _passes(sweep))
+    passes = passes or own
     for metric in _PRIMARY:
-        noise = pooled_noise(sweep, metric) or Noise(LEAST_SD, max(1, _published(cells) - 1), (0.0, 0.0))
-        t = rng.standard_t(noise.dof, size=(TABLES, count))
-        common = rng.uniform(*noise.common, size=(TABLES, 1)) if noise.common[1] > noise.common[0] else 0.0
+        noise = pooled_noise(sweep, metric)
+        if noise is None:
+            noise = Noise(LEAST_SD, max(1, _published(cells) - 1), (0.0, 0.0))
+        elif passes != own:
+            # Every further pass brings as many degrees of freedom as the second did.
+            noise = replace(noise, dof=noise.dof // (own - 1) * (passes - 1))
+        t = rng.standard_t(noise.dof, size=(tables, count))
+        common = rng.uniform(*noise.common, size=(tables, 1)) if noise.common[1] > noise.common[0] else 0.0
         # With one degree of freedom t has no bounds, and exp of it no finite value.
         logs[metric] = np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
     for metric in _PRIMARY:
         # Of a published table only the spread is known: its passes lie within half of it about the mean.
         half_spreads = [cell.spreads.get(metric, 0.0) / 2 for cell in cells]
-        logs[metric] += np.log1p(rng.uniform(-1.0, 1.0, size=(TABLES, count)) * np.minimum(half_spreads, 0.9))
+        logs[metric] += np.log1p(rng.uniform(-1.0, 1.0, size=(tables, count)) * np.minimum(half_spreads, 0.9))
     # Edges and lag err differently in every window, the meter's gain alike in all.
     for half_widths, columns in (
         ([c.half_width for c in cells], count),
         ([max((c.calibration for c in cells), default=0.0)], 1),
     ):
-        off = rng.uniform(-1.0, 1.0, size=(TABLES, columns)) * np.minimum(half_widths, 0.9)
+        off = rng.uniform(-1.0, 1.0, size=(tables, columns)) * np.minimum(half_widths, 0.9)
         logs["energy_per_token_mj"] += np.log1p(off)
     return logs
 
@@ -159,27 +294,60 @@ def _published(cells: Sequence[Cell]) -> int:
     return sum(bool(cell.means and cell.spreads) for cell in cells)
 
 
-class _Perturbed:
-    """Perturbed tables by number; all their randomness is drawn beforehand."""
+def _factor(metric: str, energy_log: float, speed_log: float) -> float:
+    powers = METRICS[metric]
+    return math.exp(powers.energy_power * energy_log + powers.speed_power * speed_log)
 
-    def __init__(self, sweep: Sweep, rng: np.random.Generator) -> None:
-        self._sweep = sweep
-        self._logs = perturbations(sweep, rng)
+
+class _Perturbed:
+    """Perturbed tables by number; all their randomness is drawn beforehand.
+
+    One table stands for all of them, because a rule is judged on thousands: it is as it was last asked for.
+    """
+
+    def __init__(
+        self, sweep: Sweep, rng: np.random.Generator, passes: int | None = None, tables: int | None = None
+    ) -> None:
+        self._logs = perturbations(sweep, rng, passes, tables)
         # One for each figure that was printed: they were rounded one by one.
-        self._digits = rng.uniform(-1.0, 1.0, size=(TABLES, len(sweep.cells), len(METRICS)))
+        digits = rng.uniform(-1.0, 1.0, size=(tables or TABLES, len(sweep.cells), len(METRICS)))
+        energy, speed = (self._logs[metric].tolist() for metric in _PRIMARY)
+        self._drawn = list(zip(energy, speed, digits.tolist(), strict=True))
+        self._factors = [_Factors(cell.roundings) for cell in sweep.cells]
+        cells = [
+            cell if cell.void else replace(cell, factors=factors)
+            for cell, factors in zip(sweep.cells, self._factors, strict=True)
+        ]
+        self._table = sweep.fresh(cells)
 
     def __call__(self, index: int) -> Sweep:
-        energy, speed = (self._logs[metric][index] for metric in _PRIMARY)
-        cells = [_shaken(cell, energy[i], speed[i], self._digits[index, i]) for i, cell in enumerate(self._sweep.cells)]
-        return self._sweep.fresh(cells)
+        for factors, *drawn in zip(self._factors, *self._drawn[index], strict=True):
+            factors.energy_log, factors.speed_log, factors.digits = drawn
+        return self._table
 
 
-def _shaken(cell: Cell, energy_log: float, speed_log: float, digits: np.ndarray) -> Cell:
-    if cell.void:
-        return cell
-    factors: Mapping[str, float] = {
-        name: math.exp(metric.energy_power * energy_log + metric.speed_power * speed_log)
-        * (1.0 + digits[i] * cell.roundings.get(name, 0.0))
-        for i, (name, metric) in enumerate(METRICS.items())
-    }
-    return replace(cell, factors=factors)
+class _Factors(Mapping[str, float]):
+    """What the means of one cell are multiplied by. Worked out when asked for: a rule reads one metric of twelve."""
+
+    __slots__ = ("_roundings", "digits", "energy_log", "speed_log")
+
+    def __init__(self, roundings: Mapping[str, float]) -> None:
+        self._roundings = roundings
+        self.energy_log = self.speed_log = 0.0
+        self.digits: Any = ()
+
+    def __getitem__(self, metric: str) -> float:
+        factor = _factor(metric, self.energy_log, self.speed_log)
+        if metric in self._roundings:
+            factor *= 1.0 + self.digits[_PLACES[metric]] * self._roundings[metric]
+        return factor
+
+    def get(self, metric: str, default: Any = None) -> Any:
+        """As `__getitem__`; every metric has a factor."""
+        return self[metric]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(METRICS)
+
+    def __len__(self) -> int:
+        return len(METRICS)

@@ -427,9 +427,11 @@ class _Child:
 
     def _first_word(self, deadline: float) -> None:
         """Until it has come, a pipe without anyone at the other end is one that is not opened yet."""
-        while self._message() is None:
-            if not self._more(0.0):
-                self._wait(deadline)
+        while True:
+            self._more()
+            if self._message() is not None:
+                return
+            self._wait(deadline)
 
     def _wait(self, deadline: float) -> None:
         if not self.process.running():
@@ -458,7 +460,8 @@ class _Child:
                 _, ready, _ = select.select([], [self._asks], [], max(0.0, deadline - time.monotonic()))
                 if not ready:
                     self._too_late(timeout_s, too_late)
-                left = left[os.write(self._asks, left[:_PIECE]) :]
+                with contextlib.suppress(BlockingIOError):
+                    left = left[os.write(self._asks, left[:_PIECE]) :]
         except BrokenPipeError:
             self._died()
         return self.hear(deadline - time.monotonic(), too_late)
@@ -470,7 +473,7 @@ class _Child:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._hears], [], [], left)[0]:
                 self._too_late(timeout_s, too_late)
-            if not self._more(0.0):
+            if not self._more():
                 self._died()
         if (error := message.get("error")) is not None:
             raise EngineError(f"in-process engine: {self._explained(str(error))}")
@@ -480,7 +483,7 @@ class _Child:
         message, self._heard = _in_process_child.unpacked(self._heard)
         return message
 
-    def _more(self, timeout_s: float) -> bool:
+    def _more(self) -> bool:
         """Read what has come; false at the end of the pipe."""
         try:
             piece = os.read(self._hears, _PIECE)

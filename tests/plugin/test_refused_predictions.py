@@ -131,7 +131,7 @@ def test_no_prediction(project, text: str, said: str) -> None:
         "": "*::test_held: it needs the name of one suite, pytest.mark.joules('SUITE'); given: none",
         "7": "*::test_held: it needs the name of one suite, pytest.mark.joules('SUITE'); given: 7",
         '"scripted", "other"': "*::test_held: it needs the name of one suite, *; given: 'scripted', 'other'",
-        '"scripted", agianst="other"': "*::test_held: pytest.mark.joules takes no agianst; it takes suite, against and primary",
+        '"scripted", agianst="other"': "*::test_held: pytest.mark.joules takes no agianst; it takes suite, against, primary, decide, threshold, holds, fails",
         '"scriptd"': "there is no suite 'scriptd'; did you mean 'scripted'?",
         '"scripted", against="othr"': "there is no suite 'othr'; did you mean 'other'?",
     }.items(),

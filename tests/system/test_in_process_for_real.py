@@ -132,10 +132,11 @@ def test_a_suite_is_measured_and_a_crash_voids_its_window_alone(project, until) 
     output, _ = process.communicate(timeout=60)
     assert "in-process engine died in mid-work: signal 11 (SIGSEGV)" in output
     project.assert_no_orphans()
-    windows = {w.condition["parallel"]: w for w in project.stored().run.windows if w.role == "measured"}
-    assert windows[1].outcome == "void"
-    assert "SIGSEGV" in windows[1].failure
-    assert windows[2].failure == ""
-    assert windows[2].tokens > 0
-    assert all(answer.counted_from == "engine" for answer in windows[2].requests)
+    windows = [w for w in project.stored().run.windows if w.role == "measured"]
+    # Which of the two it hits is the machine's business.
+    [hit], [spared] = ([w for w in windows if bool(w.failure) == crashed] for crashed in (True, False))
+    assert hit.outcome == "void"
+    assert "SIGSEGV" in hit.failure
+    assert spared.tokens > 0
+    assert all(answer.counted_from == "engine" for answer in spared.requests)
     assert project.stored().run.engine["in-process"]["name"] == "in-process"

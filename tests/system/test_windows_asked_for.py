@@ -24,9 +24,7 @@ def test_closed_loops_of_two_answer_lengths(project) -> None:
         request={"answer_tokens": 24, "lengths": [8], "closed_loop": True},
         protocol={"passes": 2, "min_window_s": 0.1},
     )
-    project.write(
-        "test_real.py", ANY.format(claim="0.1 < sweep.decode_energy_per_token_mj[2] < 5000")
-    )
+    project.write("test_real.py", ANY.format(claim="0.1 < sweep.decode_energy_per_token_mj[2] < 5000"))
     done = project.run()
     assert done.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     windows = project.stored().run.windows

@@ -198,6 +198,9 @@ def test_the_page_tells_how_often_noise_is_called_a_run_order_effect(count: int)
 def test_the_page_tells_what_chance_does_to_the_rule_of_the_run_order() -> None:
     text = " ".join(PAGE.split())
     beyond = {count: 2 * stats.t.sf(2, count - 1) for count in (2, 4, 6)}
-    assert f"{100 * beyond[2]:.0f} % of runs at 2 conditions, {100 * beyond[4]:.0f} % at 4 and {100 * beyond[6]:.0f} % at 6" in text
+    assert (
+        f"{100 * beyond[2]:.0f} % of runs at 2 conditions, {100 * beyond[4]:.0f} % at 4 and {100 * beyond[6]:.0f} % at 6"
+        in text
+    )
     one_way = {count: 2 * 0.5**count for count in (5, 6)}
     assert f"in {100 * one_way[5]:.0f} % of runs at 5 conditions and in {100 * one_way[6]:.0f} % at 6" in text

@@ -378,6 +378,11 @@ def test_prompts_longer_than_a_batch_are_computed_in_parts(serve) -> None:
         assert [(a.prompt_n, a.predicted_n) for a in found] == [(21, 3)] * 2
 
 
+def test_a_prompt_longer_than_a_pipe_holds_gets_through(serve) -> None:
+    with serve(setting(1, context_per_slot=60_000, batch_tokens=2048)) as server:
+        assert server.run_round([[1] * 50_000], 2).answers[0].prompt_n == 50_000
+
+
 def test_a_batch_smaller_than_the_slots_is_several_calls(library) -> None:
     small = model(library(), slots=3, batch=2)
     found = answered(small, [[10], [20], [30]])

@@ -171,8 +171,8 @@ def test_limits_tell_what_speaks_against_the_figures(make_run, make_window) -> N
         "parallel=8 is void: pass 1: llama-server died",
         "sensor updates 7 (thin) (limit: 5 at least, 10 not to be thin): parallel=1 pass 1, parallel=1 pass 2",
         "achieved batch could not be checked (limit: at least 95% of 8): parallel=1 pass 2",
+        "could not be checked: run order",
         "pass spread: parallel=1 5.2% (limit: 5%); more passes",
-        "run order could not be checked (limit: second pass higher at all)",
         "deviation: model m: other.gguf was used instead",
         "resumed after window 3",
     ]

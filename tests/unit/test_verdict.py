@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pytest_joules import verdict
 from pytest_joules.prediction import Prediction, judge
 from pytest_joules.sweep import Cell, Sweep
-from pytest_joules.verdict import Robustness, pooled_noise, robustness
+from pytest_joules.verdict import Robustness, passes_to_decide, pooled_noise, resolution, robustness
 
 STEEP = {1: (100.0, 101.0), 2: (80.0, 81.0), 4: (60.0, 60.4), 8: (40.0, 40.3)}
 
@@ -289,3 +289,112 @@ def test_a_margin_of_four_standard_deviations_is_seldom_narrow(table, predicts, 
     prediction = predicts(saves_enough)
     narrow = sum(judged(prediction, sweep).word == "narrow" for sweep in runs(table, 4.0))
     assert narrow <= 0.10 * RUNS + 2 * math.sqrt(0.10 * 0.90 * RUNS)
+
+
+def to_decide(prediction: Prediction, sweep: Sweep, **keys) -> int | None:
+    return passes_to_decide(prediction, judge(prediction, sweep), sweep, **keys)
+
+
+def near_the_limit(table, off: float, **keys) -> Sweep:
+    """Two noisy passes of six conditions, where the last stands so far under 50."""
+    draw = random.Random(11)
+    energy = {n: [100.0 * math.exp(draw.gauss(0, SD)) for _ in range(2)] for n in (1, 2, 4, 8, 16, 32)}
+    scatter = math.exp(draw.gauss(0, SD))
+    energy[32] = [50.0 * (1 - off) * scatter, 50.0 * (1 - off) / scatter]
+    return table(energy, **keys)
+
+
+def under_half(sweep):
+    assert sweep.energy_per_token_mj[32] < 50
+
+
+def test_a_nearer_threshold_needs_more_passes(table, predicts) -> None:
+    needed = [to_decide(predicts(under_half), near_the_limit(table, off)) for off in (0.2, 0.03, 0.01)]
+    assert needed[0] == 2
+    assert needed[1:] == sorted(set(needed[1:]))
+    # Two sided or not, 5 % of a normal lie beyond 1.6 standard errors.
+    sd = pooled_noise(near_the_limit(table, 0.01), "energy_per_token_mj").sd
+    assert needed[-1] == pytest.approx((1.645 * sd / 0.01) ** 2, rel=0.4)
+
+
+def test_a_narrow_agreement_needs_more_passes_than_the_run_had(table, predicts) -> None:
+    for off in (0.01, 0.03, 0.06):
+        sweep = near_the_limit(table, off)
+        found = judged(predicts(under_half), sweep)
+        needed = to_decide(predicts(under_half), sweep)
+        assert (needed > 2) == (found.agreement < verdict.AGREE_FOR_CLEAR)
+
+
+def test_what_more_passes_do_not_mend_needs_no_number(table, predicts) -> None:
+    assert to_decide(predicts(under_half), near_the_limit(table, 0.0005)) is None
+    assert to_decide(predicts(under_half), near_the_limit(table, 0.015), most=2) is None
+    assert to_decide(predicts(under_half), near_the_limit(table, 0.015, half_width=0.1)) is None
+    assert to_decide(predicts(under_half), near_the_limit(table, 0.015, calibration=0.1)) is None
+    rounded = near_the_limit(table, 0.015)
+    rounded = rounded.fresh([replace(cell, roundings={"energy_per_token_mj": 0.1}) for cell in rounded.cells])
+    assert to_decide(predicts(under_half), rounded) is None
+
+
+def test_where_the_noise_of_a_pass_is_unknown_no_number_is_given(table, predicts) -> None:
+    assert to_decide(predicts(eight_are_cheaper), table({1: (100.0,), 8: (40.0,)})) is None
+    published = [Cell(condition={"parallel": n}, means={"energy_per_token_mj": mj}) for n, mj in ((1, 9.0), (8, 4.0))]
+    assert to_decide(predicts(eight_are_cheaper), Sweep(("parallel",), published)) is None
+    assert to_decide(predicts(lambda sweep: sweep[3]), table(STEEP)) is None
+
+
+def test_as_if_of_more_passes_the_noise_has_more_degrees_of_freedom(table) -> None:
+    sweep = near_the_limit(table, 0.0)
+    noise = pooled_noise(sweep, "energy_per_token_mj")
+    for passes, dof in ((2, 5), (3, 10), (9, 40)):
+        logs = verdict.perturbations(sweep, np.random.default_rng(7), passes, 20_000)["energy_per_token_mj"]
+        assert logs.shape == (20_000, 6)
+        scatter = (logs - logs.mean(axis=1, keepdims=True)).std() * math.sqrt(6 / 5)
+        assert scatter == pytest.approx(noise.sd / math.sqrt(passes) * math.sqrt(dof / (dof - 2)), rel=0.05)
+
+
+def test_the_range_of_normals() -> None:
+    # Harter, Tables of range and studentized range, 1960.
+    for count, expected in ((2, 1.12838), (3, 1.69257), (4, 2.05875), (8, 2.84720)):
+        assert verdict._expected_range(count) == pytest.approx(expected, abs=1e-5)
+
+
+BATCHES = tuple({"parallel": n} for n in (1, 2, 4, 8, 16))
+
+
+def resolved(predicts, function, passes: int = 2, **keys) -> float | None:
+    return resolution(predicts(function), ("parallel",), BATCHES, passes, **keys)
+
+
+def test_a_coarse_rule_is_resolved_and_a_fine_one_is_not(table, predicts) -> None:
+    def coarse(sweep):
+        assert sweep.energy_per_token_mj[8] < sweep.energy_per_token_mj[1]
+
+    def band(sweep):
+        assert 0.1 <= sweep.energy_per_token_mj.saving(1, 8) <= 0.4
+
+    def fine(sweep):
+        assert 0.200 <= sweep.energy_per_token_mj.saving(1, 8) <= 0.204
+
+    def never(sweep):
+        assert sweep.energy_per_token_mj[8] < 0
+
+    run = table({n: (100.0 * n**-0.1,) * 2 for n in (1, 2, 4, 8, 16)})
+    assert resolved(predicts, coarse) > 0.7
+    assert 0.1 < resolved(predicts, band, around=run) < resolved(predicts, coarse, around=run)
+    assert resolved(predicts, fine, around=run) == 0.0
+    assert resolved(predicts, never) is None
+    assert resolved(predicts, coarse, passes=1) == 0.0
+    assert resolved(predicts, band, spread=0.001, around=run) > resolved(predicts, band, spread=0.1, around=run)
+    assert resolved(predicts, band, around=run) == resolved(predicts, band, around=run)
+
+
+def test_a_claim_about_spreads_is_always_resolved(predicts) -> None:
+    assert resolved(predicts, passes_within_5_percent) == 1.0
+
+
+def test_resolution_of_a_comparison_of_two_suites(predicts) -> None:
+    def cheaper(sweep, against):
+        assert sweep.energy_per_token_mj[8] < against.energy_per_token_mj[8]
+
+    prediction = predicts(cheaper, wants=("sweep", "against"), against="other")
+    assert resolution(prediction, ("parallel",), BATCHES, 2, against=(("parallel",), BATCHES)) > 0.7
