@@ -205,6 +205,11 @@ def report(outcomes: Sequence[Outcome]) -> str:
             rows.append(row)
         headers = [title, *(f"{margin:g}" for margin in MARGINS), f"narrow at {MARGINS[-1]:g}", "of it by gate"]
         parts.append(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
+    quiet = by(steady(outcomes), GROUPS["passes x conditions"][0])
+    rows = [[f"{n} x {c}", *(f"{share:.0%}" for share in narrow(group))] for (n, c), group in quiet.items()]  # type: ignore[misc]
+    headers = ["narrow, without drift", *(f"{margin:g}" for margin in MARGINS)]
+    rows.append(["all", *(f"{share:.0%}" for share in narrow(steady(outcomes)))])
+    parts.append(tabulate(rows, headers=headers, tablefmt="github", disable_numparse=True))
     return "\n\n".join(parts)
 
 
@@ -220,18 +225,18 @@ def plot(outcomes: Sequence[Outcome]) -> str:
     panels = (
         _panel(0, "wrong and clear", 0.06, 0.01, WRONG_AND_CLEAR, {"all": wrong_and_clear(outcomes)}
                | {name: wrong_and_clear(group) for name, group in noises.items()}),
-        _panel(420, "narrow, without drift", 1.0, 0.25, NARROW_AT_FOUR, {"all": narrow(quiet)}
+        _panel(460, "narrow, without drift", 1.0, 0.25, NARROW_AT_FOUR, {"all": narrow(quiet)}
                | {name: narrow(group) for name, group in shapes.items()}),
     )  # fmt: skip
     return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 840 330" font-family="sans-serif" font-size="12" fill="#222">\n'
-        '<rect width="840" height="330" fill="#fff"/>\n' + "\n".join(panels) + "\n</svg>\n"
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 920 330" font-family="sans-serif" font-size="12" fill="#222">\n'
+        '<rect width="920" height="330" fill="#fff"/>\n' + "\n".join(panels) + "\n</svg>\n"
     )
 
 
 def _panel(left: int, title: str, top: float, tick: float, aim: float, curves: dict[str, list[float]]) -> str:
     def x(margin: float) -> float:
-        return round(left + 50 + 340 * margin / MARGINS[-1], 1)
+        return round(left + 50 + 250 * margin / MARGINS[-1], 1)
 
     def y(share: float) -> float:
         return round(270 - 230 * share / top, 1)
@@ -254,9 +259,7 @@ def _panel(left: int, title: str, top: float, tick: float, aim: float, curves: d
         colour = COLOURS[place]
         points = " ".join(f"{x(margin)},{y(share)}" for margin, share in zip(MARGINS, shares, strict=True))
         lines.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{1.5 + (place == 0)}"/>')
-        lines.append(
-            f'<text x="{x(MARGINS[-1])}" y="{48 + 16 * place}" text-anchor="end" fill="{colour}">{name}</text>'
-        )
+        lines.append(f'<text x="{left + 308}" y="{48 + 16 * place}" fill="{colour}">{name}</text>')
     return "\n".join(lines)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from pytest_joules import gates, margin, verdict
 from pytest_joules.prediction import Prediction, judge
-from pytest_joules.records import Run, Verdict
+from pytest_joules.records import MeterRecord, Run, Verdict
 from pytest_joules.standing import Standing
+from pytest_joules.store import Interrupted
+from pytest_joules.suite import Suite
 from pytest_joules.sweep import Sweep, from_run
 
 
@@ -71,6 +73,22 @@ def give(case: Case) -> Verdict:
     if prediction.decide == "clear" and given.robustness == "narrow":
         return replace(given, word="void", detail=_undecided(given, prediction, sweep, against))
     return given
+
+
+def unfinished(left: Interrupted, suite: Suite, machine_slug: str) -> Run:
+    """What an interrupted run measured, as a run: one pass is enough for a cell, and what was not measured is void."""
+    meter = left.header["meter"]
+    return Run(
+        run_id=left.run_id, started_utc=str(left.header["started_utc"]), finished_utc="", complete=False,
+        suite=left.header["suite"], suite_name=suite.name, axes=suite.axes, conditions=suite.conditions, passes=1,
+        order=suite.protocol.order, machine=left.header["machine"], machine_slug=machine_slug,
+        models=tuple(left.header["models"]), engine=left.header["engines"], windows=left.windows,
+        provenance=left.header.get("provenance", {}),
+        meter=MeterRecord(
+            name=meter["name"], basis=meter["basis"], scope=meter["scope"], covers=tuple(meter["covers"]), rate_hz=0.0, rails=(),
+            chosen_because="",
+        ),
+    )  # fmt: skip
 
 
 def _undecided(given: Verdict, prediction: Prediction, sweep: Sweep, against: Sweep | None) -> str:

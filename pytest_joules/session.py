@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -34,13 +35,13 @@ from pytest_joules import (
 from pytest_joules import suite as suites
 from pytest_joules.engines import Engine, Server
 from pytest_joules.errors import JoulesError, MeterAbsent, MeterFrozen, Unmeasured, UsageError, Void
-from pytest_joules.judging import Case, give
+from pytest_joules.judging import Case, give, unfinished
 from pytest_joules.meters.sampler import Power, PowerWindow
 from pytest_joules.models import ModelFile
-from pytest_joules.prediction import Prediction, refusals
+from pytest_joules.prediction import Prediction, judge, refusals
 from pytest_joules.records import Run, Scope, Verdict
 from pytest_joules.registration import Registration
-from pytest_joules.standing import Attempt, attempts, stand
+from pytest_joules.standing import Attempt, attempts, same_data, stand
 from pytest_joules.suite import DEFAULT_ENGINE, Draft, Request, Setting, Suite
 from pytest_joules.suite import Server as ServerSpec
 from pytest_joules.sweep import Sweep, from_run
@@ -518,6 +519,47 @@ class Session:
         beside = ledger.read(self.store.folder / machine_slug / ledger.NAME).records
         own = ledger.read(ledger.state_folder() / ledger.NAME).records
         return attempts([*beside, *(record for record in own if record.get("machine") in (machine_slug, None))])
+
+    def told_before(self, suite_name: str) -> list[str]:
+        """Every other attempt at the suite's data on the machine of its run, in words: what came of it, or would have."""
+        stored = self._measured[suite_name].stored
+        if stored is None or stored.run.published:
+            return []
+        run = stored.run
+        others = [a for a in self.attempts(run.machine_slug) if a.run_id != run.run_id and same_data(a, run)]
+        return [f"{attempt.run_id} ({attempt.suite}): {self._became(attempt)}" for attempt in others]
+
+    def _became(self, attempt: Attempt) -> str:
+        """What came of an attempt."""
+        place = self.store.place(attempt.machine, attempt.suite)
+        if (place / f"{attempt.run_id}.json").exists():
+            given = {v.prediction: v for v in store.load_verdicts(store.load(place / f"{attempt.run_id}.json"))}
+            words = Counter(v.word for v in given.values())
+            return ", ".join(f"{count} {word}" for word, count in words.items()) or "complete, never judged"
+        if attempt.outcome == "complete":
+            return "complete, and its result is not in the results folder"
+        windows = "an unknown number of" if attempt.windows is None else str(attempt.windows)
+        ended = f" ({attempt.reason})" if attempt.reason else ""
+        return f"cut short after {windows} windows{ended}{self._would_have_said(attempt)}"
+
+    def _would_have_said(self, attempt: Attempt) -> str:
+        """What the predictions would have been found to be on what an interrupted run had measured."""
+        left = next(
+            (j for j in self.store.journals(attempt.machine, attempt.suite) if j.run_id == attempt.run_id), None
+        )
+        here = next((c for c in self._collected.values() if self.suite_of(c).name == attempt.suite), None)
+        if left is None or here is None:
+            return ""
+        suite = self.suite_of(here)
+        if left.header["suite"] != store.plain(suite.record()):
+            return ""
+        sweep = from_run(unfinished(left, suite, attempt.machine))
+        said = [
+            f"{judged.word}: {c.prediction.claim}"
+            for c in self._on_suite(suite)
+            if not c.prediction.against and (judged := judge(c.prediction, sweep)).word in ("held", "refuted")
+        ]
+        return f"; would have said {'; '.join(said)}" if said else ""
 
     def _earlier(self, prediction: str, blobs: Mapping[str, str], run: Run) -> list[Verdict]:
         """What the same prediction was found to be on earlier complete runs of the suite on the same machine."""

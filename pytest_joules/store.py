@@ -255,13 +255,14 @@ class Store:
 
     def interrupted(self, machine_slug: str, suite: str) -> Interrupted | None:
         """The newest run of a suite that was cut short and has a closed window; `None` when there is none."""
+        return next((found for found in self.journals(machine_slug, suite) if found.closed), None)
+
+    def journals(self, machine_slug: str, suite: str) -> Iterator[Interrupted]:
+        """The runs of a suite that were cut short, newest first; what cannot be read is passed over."""
         for path in sorted(self.place(machine_slug, suite).glob(f"*{_JOURNAL}"), reverse=True):
             if not path.with_name(f"{path.name.removesuffix(_JOURNAL)}.json").exists():
                 with contextlib.suppress(UsageError):
-                    found = load_journal(path)
-                    if found.closed:
-                        return found
-        return None
+                    yield load_journal(path)
 
     def tidy(self, machine_slug: str, suite: str) -> None:
         """Take away what killed runs of a suite left that nobody can use: journals without a closed window or beside their

@@ -96,14 +96,12 @@ def search(
         words.append(judgement.word)
     faults: list[str] = []
     for name, word, examples in (("holds", "held", holds), ("fails", "refuted", fails)):
-        several = [examples] if isinstance(examples, Mapping) else list(examples)
+        several: list[Any] = list(examples) if isinstance(examples, list | tuple) else [examples]
         for number, example in enumerate(several, 1):
             called = f"`{name}` example" + (f" {number}" if len(several) > 1 else "")
             try:
                 table = _of_example(example, axes, conditions, undefined or {})
-                other = _of_example(example["against"], *against, {}) if against and "against" in example else None  # type: ignore[arg-type]
-                if against and other is None:
-                    raise ValueError("it compares with another suite, whose figures belong under 'against'")
+                other = _of_other(example, *against) if against else None
             except (TypeError, ValueError) as error:
                 faults.append(f"its {called} cannot be read: {error}")
                 continue
@@ -147,6 +145,12 @@ def _told(example: Mapping[Any, Any]) -> str:
         else f"{metric}: " + ", ".join(f"{key!r}: {figure}" for key, figure in column.items())
         for metric, column in example.items()
     )
+
+
+def _of_other(example: Mapping[Any, Any], axes: Sequence[str], conditions: Sequence[Condition]) -> Sweep:
+    if "against" not in example:
+        raise ValueError("it compares with another suite, whose figures belong under 'against'")
+    return _of_example(example["against"], axes, conditions, {})
 
 
 def _of_example(

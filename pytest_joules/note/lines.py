@@ -137,17 +137,17 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
         # Parametrised predictions share a claim; pytest's id tells them apart.
         parameters = verdict.prediction[verdict.prediction.index("[") :] if verdict.prediction.endswith("]") else ""
         claim = f"{verdict.claim} {parameters}".strip()
-        yield from _wrapped(f"{_WORDS[verdict.word]}{sure}{shown}: {claim}", width, "  ")
+        yield from wrapped(f"{_WORDS[verdict.word]}{sure}{shown}: {claim}", width, "  ")
         if verdict.published:
-            yield from _wrapped(f"    published: {verdict.published}", width, "    ")
+            yield from wrapped(f"    published: {verdict.published}", width, "    ")
         if verdict.of_record:
-            yield from _wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
+            yield from wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
         if verdict.registration_detail:
-            yield from _wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
+            yield from wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
         if verdict.word != "held" and verdict.detail:
-            yield from _wrapped(f"    {verdict.detail}", width, "    ")
+            yield from wrapped(f"    {verdict.detail}", width, "    ")
         if verdict.why_narrow:
-            yield from _wrapped(f"    narrow: {verdict.why_narrow}", width, "    ")
+            yield from wrapped(f"    narrow: {verdict.why_narrow}", width, "    ")
 
 
 def limits(run: Run, sweep: Sweep) -> Iterator[str]:
@@ -195,10 +195,10 @@ def note(run: Run, found: Sequence[Verdict], width: int = 0) -> list[str]:
         width: columns to wrap at; 0 does not wrap.
     """
     sweep = from_run(run)
-    lines = [line for text in heading(run) for line in _wrapped(text, width, "")]
+    lines = [line for text in heading(run) for line in wrapped(text, width, "")]
     lines += ["", *table(sweep), ""]
     lines += verdicts(found, width)
-    if against := [line for text in limits(run, sweep) for line in _wrapped(f"- {text}", width, "  ")]:
+    if against := [line for text in limits(run, sweep) for line in wrapped(f"- {text}", width, "  ")]:
         lines += ["", "Limits", *against]
     return lines
 
@@ -208,7 +208,8 @@ def took(run: Run) -> str:
     return duration(sum(window.window_s for window in run.windows))
 
 
-def _wrapped(text: str, width: int, hanging: str) -> list[str]:
+def wrapped(text: str, width: int, hanging: str) -> list[str]:
+    """Lines of at most `width` columns, the further ones after `hanging`; 0 leaves the text as it is."""
     if width <= 0:
         return [text]
     lead = text[: len(text) - len(text.lstrip())]

@@ -121,7 +121,13 @@ class _Campaign:
             "suite": self.suite.record(),
             "engines": {name: dict(engine.facts()) for name, engine in bench.engines.items()},
             "models": [{"name": name, "format": form, **m.record()} for (name, form), m in bench.models.items()],
-            "meter": {"name": bench.power.chosen.name, "rails": [rail.name for rail in bench.power.chosen.rails]},
+            "meter": {
+                "name": bench.power.chosen.name,
+                "basis": bench.power.chosen.basis,
+                "scope": bench.power.chosen.scope,
+                "covers": list(bench.power.chosen.covers),
+                "rails": [rail.name for rail in bench.power.chosen.rails],
+            },
         }
 
     def _about(self) -> dict[str, Any]:

@@ -30,9 +30,7 @@ Serve = Callable[..., contextlib.AbstractContextManager[InProcessServer]]
 def setting(parallel: int, engine: str = "in-process") -> Setting:
     # One thread: several would wait for each other wherever another program is at work.
     server = Server(parallel=parallel, context_per_slot=256, threads=1)
-    return Setting(
-        engine=engine, model="m", format=None, server=server, request=Request(), draft=Draft(), knobs={}
-    )  # fmt: skip
+    return Setting(engine=engine, model="m", format=None, server=server, request=Request(), draft=Draft(), knobs={})
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +121,7 @@ def ours(project) -> list[psutil.Process]:
 
 
 def test_a_suite_is_measured_and_a_crash_voids_its_window_alone(project, until) -> None:
-    project.suite(
-        engine="in-process", vary={"parallel": [1, 2]}, request={"answer_tokens": 64}, protocol={"min_window_s": 1.5}
-    )  # fmt: skip
+    project.suite(engine="in-process", request={"answer_tokens": 64}, protocol={"min_window_s": 1.5})
     process = project.start()
     until(lambda: ours(project))
     ours(project)[0].send_signal(signal.SIGSEGV)

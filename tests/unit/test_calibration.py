@@ -95,6 +95,11 @@ def test_a_wide_margin_is_narrow_only_where_little_is_known(calibration, outcome
 def test_the_tables_name_what_they_group(calibration, outcomes) -> None:
     text = calibration.report(outcomes)
     shapes = [f"{o.passes} x {o.conditions}" for o in outcomes]
+    text, told_narrow = text.split("| narrow, without drift")
+    assert (
+        told_narrow.splitlines()[-1].split("|")[-2].strip()
+        == f"{calibration.narrow(calibration.steady(outcomes))[-1]:.0%}"
+    )
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     for called in ("2 x 3", "3 x 2", "8 x 6", "6 x 8"):
         (row,) = [row for row in rows if row.startswith(f"| {called} ")]

@@ -196,14 +196,15 @@ def test_every_repeat_is_computed_in_full_here(serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "words"), [("decode1", r"context_per_slot, or lower parallel"), ("decode_neg", r"the computation failed")]
+    ("mode", "words"),
+    [("decode1", "raise context_per_slot, or lower parallel"), ("decode_neg", "the computation failed")],
 )
 def test_a_decode_error_is_told_with_its_cause(mode: str, words: str) -> None:
     with pytest.raises(RuntimeError) as refused:
         case_llama(mode).Llama(n_ctx=2048).create_completion("word " * 8)
     fault = decode_fault(str(refused.value))
     assert fault is not None
-    assert words.split("|")[0] in "; ".join(fault)
+    assert words in "; ".join(fault)
 
 
 @pytest.mark.parametrize(

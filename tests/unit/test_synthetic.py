@@ -299,6 +299,7 @@ def test_an_example_of_several_passes_has_a_spread(predicts) -> None:
         (energy_at_8(()), "energy_per_token_mj at 8 is (), which is no figure above 0"),
         (energy_at_8(None), "energy_per_token_mj at 8 is None, which is no figure above 0"),
         ({"energy_per_token_mj": {3: 1}}, "the suite has no condition 3; it has 1, 2, 4, 8, 16"),
+        (5, "5 is no mapping from metrics to figures by condition"),
         ({"energy_per_token_mj": 40}, "{'energy_per_token_mj': 40} is no mapping from metrics to figures by condition"),
         ({"energy_per_token_mj": {1: (1, 2), 8: (1, 2, 3)}}, "energy_per_token_mj at 8 has 3 passes, others have 2"),
     ],
@@ -307,6 +308,11 @@ def test_an_example_that_cannot_be_read_is_told_of(predicts, example, fault) -> 
     assert with_examples(predicts, under_200_mj, fails=[example]).examples == (
         f"its `fails` example cannot be read: {fault}",
     )
+
+
+def test_what_is_no_list_of_examples_is_told_of(predicts) -> None:
+    (fault,) = with_examples(predicts, under_200_mj, holds=5).examples
+    assert fault == "its `holds` example cannot be read: 5 is no mapping from metrics to figures by condition"
 
 
 def test_an_example_of_two_suites_has_the_figures_of_both(predicts) -> None:
