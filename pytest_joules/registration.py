@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,6 +193,105 @@ def _examine(files: Sequence[Path]) -> Registration:
         )
         return Registration(word="unknown", detail=detail, **known)  # type: ignore[arg-type]
     return Registration(word="registered", **known)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What else git shows about a commit; none of it decides.
+
+    Attributes:
+        authored, committed: its dates as git gives them.
+        remotes: remote-tracking branches that hold it: somebody else may have seen it.
+        signed: it carries a signature, whether or not this machine can check it.
+        doubts: what is odd about its dates.
+    """
+
+    authored: str = ""
+    committed: str = ""
+    remotes: tuple[str, ...] = ()
+    signed: bool = False
+    doubts: tuple[str, ...] = ()
+
+
+_APART_S = 86400.0
+"""Author and committer dates further apart than this are told of: an amended or rebased commit keeps the author's."""
+
+
+def evidence(file: Path, commit: str) -> Evidence:
+    """Dates, remotes and signature of a commit. Never raises: what git does not show is left out."""
+    if not commit:
+        return Evidence()
+    try:
+        shown = _git(file.parent, "log", "-1", "--no-show-signature", "--format=%aI%n%cI%n%at%n%ct", commit, "--")
+        authored, committed, author_s, committer_s = shown.split()
+        remotes = _git(file.parent, "branch", "-r", "--format=%(refname:short)", "--contains", commit, fails="").split()
+        raw = _git(file.parent, "cat-file", "commit", commit, fails="")
+        parents = _git(
+            file.parent, "log", "--no-walk", "--no-show-signature", "--format=%ct", f"{commit}^@", "--", fails=""
+        ).split()
+    except (_GitError, ValueError):
+        return Evidence()
+    doubts = []
+    if max(float(author_s), float(committer_s)) > time.time() + _APART_S:
+        doubts.append("a date of its commit lies in the future")
+    if abs(float(author_s) - float(committer_s)) > _APART_S:
+        doubts.append("author and committer dates of its commit differ")
+    if any(float(parent_s) > float(committer_s) for parent_s in parents):
+        doubts.append("its commit is dated before the one it follows")
+    return Evidence(
+        authored=authored,
+        committed=committed,
+        remotes=tuple(remotes),
+        signed="\ngpgsig" in raw.split("\n\n", 1)[0],
+        doubts=tuple(doubts),
+    )
+
+
+def before(file: Path, head: str, recorded_blob: str, result: Path | None = None) -> tuple[bool | None, str]:
+    """Whether a prediction, as it is now, was there when a run began.
+
+    Args:
+        file: the prediction.
+        head: commit that the run recorded.
+        recorded_blob: git blob id of the prediction that the run recorded, when it did.
+        result: the run's file, when it is in the repository too.
+
+    Returns:
+        (yes, no, or `None` where history cannot show it; why).
+    """
+    try:
+        blob = _git(file.parent, "hash-object", "--", file.name).strip()
+        known = re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", recorded_blob) is not None
+        if known and blob != recorded_blob:
+            return False, "it differs from the one that the run recorded"
+        if not _git(file.parent, "rev-parse", "--verify", "--quiet", f"{head}^{{commit}}", fails=""):
+            same = " (its content is the one that the run recorded)" if known else ""
+            return None, f"the commit that the run recorded is not in this history: rewritten, or another clone{same}"
+        # By content: a file that was only renamed since is the same prediction.
+        tree = _git(file.parent, "ls-tree", "-r", "-z", "--full-tree", head)
+        if any(entry.split("\t", 1)[0].split()[-1] == blob for entry in tree.split("\0") if entry):
+            return True, "the run's commit holds it"
+        if result is not None and _introduced(file) and _introduced(file) == _introduced(result):
+            return None, "it came with the result in one commit, which cannot tell what was first"
+    except _GitError as error:
+        return None, str(error)
+    return False, "the run's commit does not hold it"
+
+
+def _introduced(file: Path) -> str:
+    """The commit that a file came with, followed through renames; empty when git does not show it."""
+    added = _git(
+        file.parent,
+        "log",
+        "--follow",
+        "--diff-filter=A",
+        "--no-show-signature",
+        "--format=%H",
+        "--",
+        file.name,
+        fails="",
+    )
+    return added.split()[-1] if added.split() else ""
 
 
 def contains(file: Path, commit: str, blobs: Mapping[str, str]) -> bool | None:
