@@ -88,7 +88,13 @@ class Collector:
     def table(self, item: pytest.Item, hardware: Callable[[], Hardware]) -> Sweep:
         """The table an item is about."""
         self._known(item)
-        return self.session.table(item.nodeid, hardware)
+        try:
+            return self.session.table(item.nodeid, hardware)
+        except pytest.fail.Exception as failed:
+            # A time limit, as pytest-timeout sets one: where it struck tells nothing.
+            error = JoulesError("; ".join([str(failed), *getattr(failed, "__notes__", ())]))
+            self.session.give_up(item.nodeid, error)
+            raise error from None
 
     def against(self, item: pytest.Item) -> Sweep:
         """The stored table an item compares with."""

@@ -65,9 +65,9 @@ class _Link:
 
 
 def margins(prediction: Prediction, sweep: Sweep, against: Sweep | None = None) -> list[Compared]:
-    """Every asserted comparison of numbers, in the order in which the function came to it.
+    """Every asserted comparison of figures, in the order in which the function came to it.
 
-    Seen are comparisons by size, chains of them, and `and` between them; not what stands under `not`, `or` or a call. Of an
+    Seen are comparisons by size of numbers that are not both whole, chains of them, and `and` between them; not what stands under `not`, `or` or a call. Of an
     assertion that fails, what comes after it was not evaluated. The list is empty where the function cannot be rewritten,
     where what refuted it is no such comparison, and where the verdict is neither held nor refuted.
     """
@@ -116,7 +116,7 @@ def _compared(link: _Link, left: float, right: float, held: bool) -> Compared:
     threshold = left if link.threshold_left else right
     distance = abs(left - right)
     wrong_side = link.operator is ast.Eq or (link.operator is not ast.NotEq and not held)
-    if wrong_side:
+    if wrong_side and distance:
         distance = -distance
     margin = distance / abs(threshold) if threshold and math.isfinite(distance / threshold) else None
     return Compared(link.text, left, right, threshold, held, margin)
@@ -161,7 +161,9 @@ def _note(links: Sequence[_Link], seen: list[tuple[_Link, float, float, bool]]) 
     def see(number: int, left: Any, right: Any) -> Any:
         link = links[number]
         result = _OPERATORS[link.operator](left, right)
-        if _is_number(left) and _is_number(right):
+        # Figures are never whole by type: what compares whole numbers alone speaks of conditions, and of no distance.
+        whole = isinstance(left, numbers.Integral) and isinstance(right, numbers.Integral)
+        if _is_number(left) and _is_number(right) and not whole:
             seen.append((link, float(left), float(right), bool(result)))
         return result
 

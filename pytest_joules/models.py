@@ -169,7 +169,9 @@ def _check_start(path: Path) -> None:
             f"model {path}: this is a Git LFS pointer, not the model; run 'git lfs pull' where it came from"
         )
     if not start.startswith(_MAGIC):
-        raise UsageError(f"model {path}: this is no GGUF file (it starts with {start[:4]!r})")
+        raise UsageError(
+            f"model {path}: this is no GGUF file (it starts with {start[:4]!r}); fetch one, or convert it with llama.cpp"
+        )
 
 
 def _metadata(path: Path) -> dict[str, Any]:

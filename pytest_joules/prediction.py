@@ -72,7 +72,8 @@ class Judgement:
     """What a prediction says of one table.
 
     Attributes:
-        word: `held`, `refuted`, `void` (it read a number that is not valid) or `broken` (any other exception).
+        word: `held`, `refuted`, `void` (it read a number that is not valid), `unmeasured` (one that was not published) or
+            `broken` (any other exception).
         detail: the assertion's or exception's text, in one line.
         reads: what it looked at.
     """

@@ -366,6 +366,12 @@ class Session:
             raise Void(f"suite {suite.name} has neither a run nor a reason")
         return from_run(outcome.stored.run)
 
+    def give_up(self, name: str, error: JoulesError) -> None:
+        """A prediction's suite was stopped from outside, and is not begun again for the next prediction."""
+        suite = self.suite_of(self._collected[name]).name
+        self._measured[suite] = Measured(None, error)
+        self._told[suite] = name
+
     def against(self, name: str) -> Sweep:
         """The latest complete run, on this machine, of the suite a prediction compares with."""
         collected = self._collected[name]
@@ -430,8 +436,10 @@ class Session:
             if name in self.options.substitutes
         ]
         with protocol.machine_lock(f"suite {suite.name}, process {os.getpid()}"):
-            tools = hardware()
             left = self.store.interrupted(self.machine_slug, suite.name)
+            if self.options.resume and left is None and (unjudged := self._unjudged(suite)):
+                return unjudged
+            tools = hardware()
             deaf: list[str] = []
             while True:
                 power = tools.power.meter(
@@ -464,6 +472,13 @@ class Session:
                     if tools.power.named:
                         raise
                     deaf.append(power.chosen.name)
+
+    def _unjudged(self, suite: Suite) -> store.StoredRun | None:
+        """The newest run of this suite as it stands, where it was killed after the last window and before any verdict."""
+        stored = self.store.latest(self.machine_slug, suite.name)
+        if stored is None or stored.verdicts_path.exists() or stored.run.suite != store.plain(suite.record()):
+            return None
+        return stored
 
     def _refuse_unregistered(self, selected: Sequence[Collected]) -> None:
         found = [self._registered(collected.prediction.name) for collected in selected]
@@ -642,7 +657,7 @@ def _unlike(before: Verdict | None, now: Verdict, run: Run) -> str:
 
 def _kept(left: store.Interrupted) -> tuple[str, ...]:
     """What to say when a run begins anew although an earlier one was cut short."""
-    return (
-        f"a run of this suite that was cut short after {left.closed} windows is kept; this one begins anew "
-        "(--joules-resume goes on with it)",
-    )
+    windows = "1 window" if left.closed == 1 else f"{left.closed} windows"
+    # After another start of the machine its clock has begun anew, and the two parts cannot be one run.
+    way = "--joules-resume goes on with it" if left.header.get("boot") == machine.boot_id() else "of another boot"
+    return (f"a run of this suite that was cut short after {windows} is kept; this one begins anew ({way})",)

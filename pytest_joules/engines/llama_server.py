@@ -182,7 +182,7 @@ class LlamaServerEngine:
         if done.returncode < 0:
             raise EngineError(
                 f"llama-server: {self._program.name} {question} died of signal {-done.returncode}: it was likely built for another processor; "
-                f"{one_line(done.stderr)}"
+                f"build or fetch one for this machine{': ' + one_line(done.stderr) if done.stderr.strip() else ''}"
             )
         return f"{done.stdout}\n{done.stderr}"
 

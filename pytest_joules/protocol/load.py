@@ -37,5 +37,7 @@ class CpuTimes:
 
     @property
     def others_cores(self) -> float | None:
-        """Cores kept busy by anything else over the stretch."""
-        return None if self.engine_s is None else (self.machine_s - self.ours_s - self.engine_s) / self.mono
+        """Cores kept busy by anything else over the stretch: never more than there are, whatever the clocks' ticks say."""
+        if self.engine_s is None:
+            return None
+        return min((self.machine_s - self.ours_s - self.engine_s) / self.mono, float(psutil.cpu_count() or 1))

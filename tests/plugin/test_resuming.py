@@ -153,3 +153,18 @@ def test_a_step_of_two_lengths_that_was_cut_between_them_is_measured_again_as_a_
     found = sorted((w.sequence, w.answer_tokens) for w in measured)
     assert found == [(step, tokens) for step in range(4) for tokens in (8, 16)]
     assert len(project.stored_run().windows) - len(measured) == (windows > 1)
+
+
+def test_a_run_that_was_stored_and_never_judged_is_judged_and_not_measured_again(project) -> None:
+    project.predictions(ONE)
+    project.run().assert_outcomes(passed=1)
+    # As a kill between the last window and the first verdict leaves it.
+    stored = project.stored()
+    stored.verdicts_path.unlink()
+    project.run("--joules-resume").assert_outcomes(passed=1)
+    assert project.starts == 4
+    assert [v.word for v in project.verdicts().values()] == ["held"]
+    project.suite(gates={"spread_flag_above": 0.5})
+    stored.verdicts_path.unlink()
+    project.run("--joules-resume").assert_outcomes(passed=1)
+    assert project.starts == 8

@@ -63,7 +63,7 @@ def test_each_operand_of_a_chain_is_evaluated_once(table, predicts) -> None:
     count = []
 
     def claim(sweep):
-        assert 1 < (count.append(1) or len(sweep)) < 5 < 7
+        assert 1 < (count.append(1) or sweep.energy_per_token_mj[8]) < 50 < 70.5
 
     assert len(found(predicts, table, claim)) == 1
     # Once for the verdict and once to look.
@@ -119,6 +119,22 @@ def test_equality_has_no_room_and_inequality_has(table, predicts) -> None:
         assert sweep.energy_per_token_mj[8] == 50
 
     assert [one.margin for one in found(predicts, table, equals)] == pytest.approx([-0.2])
+
+
+def test_the_place_of_a_minimum_has_no_distance(table, predicts) -> None:
+    def claim(sweep):
+        assert sweep.energy_per_token_mj.argmin() == 16
+        assert len(sweep) > 2
+        assert sweep.energy_per_token_mj[16] < sweep.energy_per_token_mj[8]
+
+    (one,) = found(predicts, table, claim)
+    assert one.left == 32.0
+
+    def elsewhere(sweep):
+        assert sweep.energy_per_token_mj[16] < sweep.energy_per_token_mj[8]
+        assert sweep.energy_per_token_mj.argmin() == 8
+
+    assert found(predicts, table, elsewhere) == []
 
 
 def test_of_a_threshold_of_zero_there_is_no_share(table, predicts) -> None:
