@@ -32,13 +32,13 @@ class Collector:
     def __init__(self, config: pytest.Config) -> None:
         self.session = Session(options(config), progress_for(config))
         self._items: dict[str, pytest.Item] = {}
-        self._faults: list[str] = []
+        self.faults: list[str] = []
         self._is_worker = hasattr(config, "workerinput")
 
     def collect(self, items: Sequence[pytest.Item]) -> None:
         """Take in every prediction, also those that will be deselected."""
         if sys.flags.optimize:
-            self._faults.append(
+            self.faults.append(
                 "python runs with -O or PYTHONOPTIMIZE: assert statements do nothing, so nothing would be judged; run without it"
             )
             return
@@ -46,7 +46,7 @@ class Collector:
             try:
                 prediction = _prediction(item)
             except UsageError as error:
-                self._faults.append(str(error))
+                self.faults.append(str(error))
                 continue
             self._items[item.nodeid] = item
             self.session.add(prediction, item.path)
@@ -61,15 +61,17 @@ class Collector:
         for name in self._items:
             if name not in kept:
                 self.session.deselect(name)
+        if self.session.options.check:
+            return
         errors, doubts = self.session.faults()
-        self._faults += errors
+        self.faults += errors
         try:
             meters.check_names(self.session.options.meter)
         except UsageError as error:
-            self._faults.append(f"--joules-meter: {error}")
+            self.faults.append(f"--joules-meter: {error}")
         # A worker of pytest-xdist that ends while collecting takes the session down without a reason: `admit` tells it.
-        if self._faults and not self._is_worker:
-            raise pytest.UsageError("\n".join(self._faults))
+        if self.faults and not self._is_worker:
+            raise pytest.UsageError("\n".join(self.faults))
         for doubt in doubts:
             try:
                 warnings.warn(PredictionWarning(doubt), stacklevel=2)
@@ -82,8 +84,8 @@ class Collector:
         Raises:
             UsageError: `close` found faults.
         """
-        if self._faults and item.get_closest_marker("joules"):
-            raise UsageError("\n".join(self._faults))
+        if self.faults and item.get_closest_marker("joules"):
+            raise UsageError("\n".join(self.faults))
 
     def table(self, item: pytest.Item, hardware: Callable[[], Hardware]) -> Sweep:
         """The table an item is about."""
@@ -169,6 +171,7 @@ def options(config: pytest.Config) -> Options:
         exploratory=config.getoption("joules_exploratory") or config.getini("joules_exploratory"),
         resume=config.getoption("joules_resume"),
         replay=config.getoption("joules_replay"),
+        check=config.getoption("joules_check"),
     )
 
 

@@ -114,7 +114,7 @@ def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool) -> Gate:
     value = f"{cached} of {cached + computed} prompt tokens from cache"
     remedy = ""
     if fault:
-        remedy = "the server did not keep to its flags; use a newer llama-server"
+        remedy = "the engine did not keep to what was asked; use a newer build of it"
     elif odd is not None:
         value += f"; prompt_ms and prompt_n disagree: {odd.prompt_ms:.0f} ms for {odd.prompt_n} tokens"
         remedy = "more was computed than the prompt's tokens; leave this window out of prompt figures"

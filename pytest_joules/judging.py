@@ -69,10 +69,18 @@ def give(case: Case) -> Verdict:
     if judged.word in ("held", "refuted"):
         nearest = margin.nearest(margin.margins(prediction, sweep, against))
         if nearest is not None:
-            given = replace(given, margin=nearest.margin, compared=str(nearest))
+            given = replace(given, margin=nearest.margin, compared=_told(nearest))
     if prediction.decide == "clear" and given.robustness == "narrow":
         return replace(given, word="void", detail=_undecided(given, prediction, sweep, against))
     return given
+
+
+def _told(nearest: margin.Compared) -> str:
+    """The comparison that decides, with its numbers, and how far they stand from its threshold."""
+    numbers = f"{nearest.left:.4g} against {nearest.right:.4g}"
+    if nearest.margin is None:
+        return numbers
+    return f"{numbers}, {abs(nearest.margin):.1%} {'inside' if nearest.margin >= 0 else 'outside'}"
 
 
 def unfinished(left: Interrupted, suite: Suite, machine_slug: str) -> Run:
@@ -94,7 +102,9 @@ def unfinished(left: Interrupted, suite: Suite, machine_slug: str) -> Run:
 def _undecided(given: Verdict, prediction: Prediction, sweep: Sweep, against: Sweep | None) -> str:
     """Why a narrow outcome decides nothing, and what would."""
     needed = verdict.passes_to_decide(prediction, judge(prediction, sweep, against), sweep, against)
-    more = f"about {needed} passes would decide it" if needed else "no number of passes would decide it"
+    passes = max((len(cell.passes) for cell in sweep.cells), default=0)
+    # At or under its own number it is a single pass or a gate that keeps it narrow, which more passes may or may not mend.
+    more = f"about {needed} passes would decide it" if needed and needed > passes else "more passes need not decide it"
     return f"narrow, and only a clear outcome was to decide: {given.word}, {given.why_narrow}; {more}"
 
 

@@ -66,6 +66,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         dest="joules_resume",
         help="go on with a run that was cut short on this boot, and measure anew where there is none",
     )
+    group.addoption("--joules-check", action="store_true", dest="joules_check", help="for the command 'joules check'")
     group.addoption(
         "--joules-replay",
         metavar="RUN",

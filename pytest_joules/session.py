@@ -30,15 +30,15 @@ from pytest_joules import (
     protocol,
     registration,
     store,
-    synthetic,
 )
 from pytest_joules import suite as suites
 from pytest_joules.engines import Engine, Server
 from pytest_joules.errors import JoulesError, MeterAbsent, MeterFrozen, Unmeasured, UsageError, Void
+from pytest_joules.examining import Examined, examine
 from pytest_joules.judging import Case, give, unfinished
 from pytest_joules.meters.sampler import Power, PowerWindow
 from pytest_joules.models import ModelFile
-from pytest_joules.prediction import Prediction, judge, refusals
+from pytest_joules.prediction import Prediction, judge
 from pytest_joules.records import Run, Scope, Verdict
 from pytest_joules.registration import Registration
 from pytest_joules.standing import Attempt, attempts, same_data, stand
@@ -65,6 +65,7 @@ class Options:
         meter: `auto`, or a source with an optional argument.
         exploratory: measure predictions that are not registered.
         resume: go on with runs that were cut short.
+        check: examine the predictions, and neither measure nor refuse anything.
         replay: judge stored runs and measure nothing: `latest`, `all`, or a run's file, id or folder.
     """
 
@@ -78,6 +79,7 @@ class Options:
     exploratory: bool = False
     resume: bool = False
     replay: str | None = None
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,39 +287,47 @@ class Session:
 
     def faults(self) -> tuple[list[str], list[str]]:
         """What is wrong with the collected predictions and suites before anything is measured: (errors, warnings)."""
-        errors: list[str] = []
-        warnings: list[str] = []
+        found, errors = self.examined()
+        errors += [f"{one.prediction.name}: {reason}" for one in found for reason in one.errors]
+        return errors, [f"{one.prediction.name}: {reason}" for one in found for reason in one.warnings]
+
+    def examined(self, *, thoroughly: bool = False) -> tuple[list[Examined], list[str]]:
+        """Every collected prediction, examined, and what is wrong with suites, each fault once."""
+        found: list[Examined] = []
+        faults: list[str] = []
         for collected in self._collected.values():
             prediction = collected.prediction
-            found = refusals(prediction.function, tuple(prediction.params))
             try:
                 suite = self.suite_of(collected)
                 other = self.suite_of(collected, prediction.against) if prediction.against else None
             except UsageError as error:
-                errors += [line for line in str(error).splitlines() if line not in errors]
+                faults += [line for line in str(error).splitlines() if line not in faults]
                 continue
             _, foreign = self._closure(collected, suite)
-            if foreign:
-                found.append(
-                    f"it imports {', '.join(foreign)}; a prediction imports only math, pytest and files of its repository"
-                )
-            if not found:
-                compared = (other.axes, other.conditions) if other else None
-                result = synthetic.search(
-                    prediction, suite.axes, suite.conditions, compared, suite.protocol.passes, suite.undefined
-                )
-                if result.broken:
-                    found.append(result.broken)
-                elif result.cannot_fail:
-                    found.append(
-                        "it holds on every table that could come out, so it predicts nothing; assert something that can fail"
-                    )
-                elif result.never_holds:
-                    warnings.append(
-                        f"{prediction.name}: it held on none of {synthetic.TABLES} made-up tables; is its threshold as meant?"
-                    )
-            errors += [f"{prediction.name}: {reason}" for reason in found]
-        return errors, warnings
+            around = self._table_near(suite) if thoroughly else None
+            found.append(examine(prediction, suite, other, foreign, around, thoroughly=thoroughly))
+        return found, faults
+
+    def _table_near(self, suite: Suite) -> Sweep | None:
+        """The newest stored table of a suite, of this machine or another."""
+        stored = self.store.latest(self.machine_slug, suite.name) or self.store.latest(None, suite.name)
+        return from_run(stored.run) if stored and stored.run.axes == suite.axes else None
+
+    def standing(self, name: str) -> Registration:
+        """What git shows of a collected prediction as it is now."""
+        return self._registered(name)
+
+    def impossible(self, suite: Suite) -> str:
+        """Why a suite cannot be measured here; empty when it can, as far as that shows without trying."""
+        try:
+            for condition in suite.conditions:
+                setting = suite.setting(condition)
+                self.model(setting.model, setting.format)
+                self.engine(setting.engine)
+            meters.choose(self.options.meter, scope=suite.require.wanted_scope, basis=suite.require.basis)
+        except JoulesError as error:
+            return str(error)
+        return ""
 
     def model(self, name: str, form: str | None) -> ModelFile:
         """A whole model file by name. Raises `Unmeasured` when it is not here, `UsageError` when it is damaged."""

@@ -128,13 +128,36 @@ def pairs(
     undefined: Mapping[str, str] | None = None,
     around: Sweep | None = None,
 ) -> Iterator[tuple[Sweep, Sweep | None]]:
-    """Every table of a search, those near a stored run first, with a table to compare it with."""
+    """Every table of a search, those near a stored run first, with a table to compare it with.
+
+    Two suites that are compared are mostly of like machines: every other time the second is like the first.
+    """
     others = cycle(list(tables(*against, passes=2, seed=1))) if against else cycle([None])
-    if around is not None:
-        yield from zip(
-            (_without(t, undefined or {}) for t in _around(around, axes, conditions, passes)), others, strict=False
-        )
-    yield from zip((_without(t, undefined or {}) for t in tables(axes, conditions, passes)), others, strict=False)
+    near = list(_around(around, axes, conditions, passes)) if around is not None else []
+    draw = random.Random(3)
+    for number, table in enumerate([*near, *tables(axes, conditions, passes)]):
+        other = next(others)
+        if against and number % 2 == 0:
+            other = _like(table, *against, draw) or other
+        yield _without(table, undefined or {}), other
+
+
+def _like(table: Sweep, axes: Sequence[str], conditions: Sequence[Condition], draw: random.Random) -> Sweep | None:
+    """A table of another suite on the same machine: all figures off by one factor, and each by a little of its own.
+
+    Returns:
+        `None` where the two suites have not the same conditions.
+    """
+    own = {label(cell.condition): cell for cell in table.cells}
+    if any(label(condition) not in own for condition in conditions):
+        return None
+    together = [math.exp(draw.choice((0.0, draw.uniform(-0.4, 0.4)))) for _ in range(2)]
+    cells = []
+    for condition in conditions:
+        energy, speed = (factor * math.exp(draw.gauss(0.0, 0.02)) for factor in together)
+        passes = tuple(_scaled(figures, energy, speed) for figures in own[label(condition)].passes)
+        cells.append(Cell(condition=condition, passes=passes))
+    return Sweep(axes, cells, table.about)
 
 
 def _told(example: Mapping[Any, Any]) -> str:

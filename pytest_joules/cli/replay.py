@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pytest_joules.cli import EXIT_FAILED, app, print_json
+from pytest_joules.cli import EXIT_FAILED, _pytest, app, print_json
 
 if TYPE_CHECKING:
     from pytest_joules.records import Verdict
@@ -35,7 +33,10 @@ def replay(
     Exit code: 0, or 1 when a stored or published verdict cannot be reproduced. With --json the keys are runs (run_id, suite,
     machine, basis, verdicts) and unreproduced.
     """
-    session = _judged(run, predictions or [Path("predictions")], results)
+    collector = _pytest.run(
+        [f"--joules-replay={run}", f"--joules-results={results}"], predictions or [Path("predictions")]
+    )
+    session = collector.session if collector else None
     found = _runs(session) if session else []
     unreproduced = session.unreproduced if session else []
     if as_json:
@@ -52,30 +53,6 @@ def replay(
             typer.echo(f"not reproduced: {fault}")
     if unreproduced or session is None:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _judged(run: str, predictions: list[Path], results: Path) -> Session | None:
-    """The session of a pytest that judged them; `None` when it collected none, which it has said."""
-    import pytest
-
-    from pytest_joules.stash import COLLECTOR
-
-    class Keep:
-        session: Session | None = None
-
-        def pytest_sessionfinish(self, session: pytest.Session) -> None:
-            collector = session.config.stash.get(COLLECTOR, None)
-            Keep.session = collector.session if collector else None
-
-    arguments = ["-q", "-p", "no:cacheprovider", f"--joules-replay={run}", f"--joules-results={results}"]
-    # What pytest prints about its tests says the same in more words.
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        code = pytest.main([*arguments, *map(str, predictions)], plugins=[Keep()])
-    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
-        typer.echo(said.getvalue().strip(), err=True)
-    if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.INTERRUPTED):
-        raise typer.Exit(int(code))
-    return Keep.session
 
 
 def _runs(session: Session) -> list[tuple[StoredRun, dict[str, Verdict]]]:

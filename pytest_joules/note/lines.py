@@ -127,9 +127,13 @@ def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
 
 def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
-    for verdict in found:
+    if len(found) > 1:
+        held, narrow = (sum(yes) for yes in zip(*((v.word == "held", v.robustness == "narrow") for v in found), strict=True))
+        yield f"{held} of {len(found)} held" + (f", {narrow} narrow" if narrow else "")
+    for verdict in sorted(found, key=lambda v: not v.primary):
         sure = f" ({verdict.robustness})" if verdict.robustness else ""
         remarks = [verdict.registration] if verdict.registration not in ("registered", "") else []
+        remarks += ["primary"] if verdict.primary else []
         remarks += [verdict.remark] if verdict.remark else []
         remarks += ["replayed"] if verdict.replayed else []
         remarks += [] if verdict.selected else ["deselected"]
@@ -146,6 +150,8 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
             yield from wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
         if verdict.word != "held" and verdict.detail:
             yield from wrapped(f"    {verdict.detail}", width, "    ")
+        if verdict.compared and verdict.word == "held":
+            yield from wrapped(f"    {verdict.compared}", width, "    ")
         if verdict.why_narrow:
             yield from wrapped(f"    narrow: {verdict.why_narrow}", width, "    ")
 
