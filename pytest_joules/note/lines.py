@@ -146,7 +146,8 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
             yield from wrapped(f"    published: {verdict.published}", width, "    ")
         if verdict.of_record:
             yield from wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
-        if verdict.registration_detail:
+        # Why git shows nothing is alike for all; what was seen before and what differed is not.
+        if verdict.registration_detail and ("after-data" in verdict.registration or "deviated" in verdict.registration):
             yield from wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
         if verdict.word != "held" and verdict.detail:
             yield from wrapped(f"    {verdict.detail}", width, "    ")

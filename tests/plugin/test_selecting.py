@@ -69,7 +69,7 @@ def test_fixtures_and_the_mark_are_documented(project) -> None:
         "*The table of the suite named by `pytest.mark.joules`, measured on first use in the session.",
     ):
         done.stdout.fnmatch_lines([line])
-    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.joules(suite, against=None, primary=False): *"])
+    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.joules(suite, against=None, primary=False, decide=None, *): *"])
 
 
 def test_stopping_at_the_first_failure_judges_all_the_same(project) -> None:
@@ -139,7 +139,7 @@ def run_plain(moved_there, tmp_path):
         (folder / "test_plain.py").write_text(
             "import sys\n\ndef test_plain():\n    assert 'pytest_joules.session' not in sys.modules\n"
         )
-        command = [sys.executable, "-m", "pytest", "-v", *arguments]
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:randomly", *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         lines = [re.sub(r" in [\d.]+s|joules-[\d.]+, ", "", line) for line in (done.stdout + done.stderr).splitlines()]

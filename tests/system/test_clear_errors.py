@@ -113,7 +113,7 @@ def test_a_port_that_is_busy(project) -> None:
 
 def test_a_meter_that_does_not_exist(project) -> None:
     done = project.run("--joules-meter=estimated")
-    done.assert_outcomes(errors=1)
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
     assert "there is no" in said(done)
     assert "'estimated'; did you mean 'estimate'?; known: " in said(done)
     assert not (project.folder / "results").exists()

@@ -21,7 +21,7 @@ def gate(window, name: str):
 def test_closed_loops_of_two_answer_lengths(project) -> None:
     project.suite(
         vary={"parallel": [2]},
-        request={"answer_tokens": 24, "lengths": [8], "closed_loop": True},
+        request={"answer_tokens": 8, "lengths": [4], "closed_loop": True},
         protocol={"passes": 2, "min_window_s": 0.1},
     )
     project.write("test_real.py", ANY.format(claim="0.1 < sweep.decode_energy_per_token_mj[2] < 5000"))
@@ -30,7 +30,7 @@ def test_closed_loops_of_two_answer_lengths(project) -> None:
     windows = project.stored().run.windows
     # The second pass takes the lengths the other way round.
     assert [(w.role, w.answer_tokens) for w in windows] == [
-        ("length", 8), ("measured", 24), ("measured", 24), ("length", 8),
+        ("length", 4), ("measured", 8), ("measured", 8), ("length", 4),
     ]  # fmt: skip
     for window in windows:
         assert window.outcome != "void", window.reasons
@@ -47,7 +47,7 @@ def test_cold_windows_rest_where_warm_ones_work(project) -> None:
     project.suite(
         vary={"warm": ["warm", "cold"]},
         server={"parallel": 1},
-        protocol={"rest_s": 1.5, "idle_s": 1, "min_window_s": None, "rounds": 1},
+        protocol={"rest_s": 1, "idle_s": 0.6, "min_window_s": None, "rounds": 1},
         gates={"thin_samples": 1000},
     )
     project.write("test_real.py", ANY.format(claim="sweep.tokens_per_s['cold'] > 1"))

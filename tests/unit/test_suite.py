@@ -64,7 +64,8 @@ def test_the_published_protocol() -> None:
     assert suite.request == Request(prompt="short", identical=True, answer_tokens=128, temperature=0.0)
     assert suite.protocol == Protocol(warmup_tokens=16, rounds=1, passes=2, order="reversed", rate_hz=5)
     assert suite.protocol.warmup_seconds == 0.0
-    assert suite.require == Require(scope="chip", basis="measured", min_samples=5)
+    # Its windows were short: two samples at the smallest batch of the smaller model, which a note may flag and not refuse.
+    assert suite.require == Require(scope="chip", basis="measured", min_samples=2, thin="flag")
     assert suite.require.wanted_scope == "chip"
 
 

@@ -397,4 +397,4 @@ def test_resolution_of_a_comparison_of_two_suites(predicts) -> None:
         assert sweep.energy_per_token_mj[8] < against.energy_per_token_mj[8]
 
     prediction = predicts(cheaper, wants=("sweep", "against"), against="other")
-    assert resolution(prediction, ("parallel",), BATCHES, 2, against=(("parallel",), BATCHES)) > 0.7
+    assert resolution(prediction, ("parallel",), BATCHES, 2, against=(("parallel",), BATCHES)) > 0.5
