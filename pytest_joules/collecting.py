@@ -257,7 +257,7 @@ def _examples(item: pytest.Item, said: Mapping[str, Any], key: str) -> tuple[Map
         UsageError: one of them is no table.
     """
     given = said.get(key) or ()
-    every = (given,) if isinstance(given, Mapping) else tuple(given)
+    every = tuple(given) if isinstance(given, list | tuple) else (given,)
     for table in every:
         if not isinstance(table, Mapping) or not all(isinstance(column, Mapping) for column in table.values()):
             raise UsageError(

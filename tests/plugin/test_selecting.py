@@ -69,7 +69,9 @@ def test_fixtures_and_the_mark_are_documented(project) -> None:
         "*The table of the suite named by `pytest.mark.joules`, measured on first use in the session.",
     ):
         done.stdout.fnmatch_lines([line])
-    project.run("--markers").stdout.fnmatch_lines(["@pytest.mark.joules(suite, against=None, primary=False, decide=None, *): *"])
+    project.run("--markers").stdout.fnmatch_lines(
+        ["@pytest.mark.joules(suite, against=None, primary=False, decide=None, *): *"]
+    )
 
 
 def test_stopping_at_the_first_failure_judges_all_the_same(project) -> None:

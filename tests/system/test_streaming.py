@@ -87,7 +87,11 @@ def test_prompts_of_any_length_are_distinct_and_equally_long(server: LlamaServer
 
 
 def test_a_run_of_several_rounds_has_the_times_of_its_tokens(project) -> None:
-    project.suite(vary={"parallel": [2]}, request={"stream": True, "answer_tokens": 8}, protocol={"min_window_s": None, "rounds": 2})
+    project.suite(
+        vary={"parallel": [2]},
+        request={"stream": True, "answer_tokens": 8},
+        protocol={"min_window_s": None, "rounds": 2},
+    )
     project.write(
         "test_real.py",
         '''

@@ -1,6 +1,7 @@
 """What orders cancel and what gates find, on simulated machines; the figures of docs/protocol.md come from here."""
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -204,3 +205,21 @@ def test_the_page_tells_what_chance_does_to_the_rule_of_the_run_order() -> None:
     )
     one_way = {count: 2 * 0.5**count for count in (5, 6)}
     assert f"in {100 * one_way[5]:.0f} % of runs at 5 conditions and in {100 * one_way[6]:.0f} % at 6" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("repeats_ok", "pass"), ("repeats_drift", "flag"), ("repeats_step", "flag")]
+)
+def test_repeats_that_drift_decide_nothing_although_their_mean_looks_well(name: str, outcome: str) -> None:
+    """Case S06: the mean lies inside the predicted band in all three."""
+    [folder] = (Path(__file__).parents[1] / "cases").glob("S06-*")
+    repeats = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    figures = [row["energy_j"] / row["tokens"] for row in repeats]
+    assert 0.44 <= sum(figures) / len(figures) <= 0.56
+    found = gates.drift(
+        [("only", float(row["repeat"]), figure) for row, figure in zip(repeats, figures, strict=True)], 0.02
+    )
+    assert found.outcome == outcome
+    assert found.name in gates.NARROWING
+    spread = (max(figures) - min(figures)) / (sum(figures) / len(figures))
+    assert gates.pass_spread([("only", spread)], 0.05).outcome == outcome
