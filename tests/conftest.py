@@ -1,4 +1,5 @@
 import os
+import signal
 import tempfile
 
 import pytest
@@ -7,6 +8,11 @@ import pytest
 os.environ["JOULES_LOCK_DIR"] = tempfile.mkdtemp(prefix="joules-lock-")
 # What is measured in tests is no attempt that a person made.
 os.environ["JOULES_STATE_DIR"] = tempfile.mkdtemp(prefix="joules-state-")
+
+# A shell that starts these tests in the background has these signals ignored, and so would all that they start.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 pytest_plugins = ["pytester"]
 

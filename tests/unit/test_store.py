@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import json
 import math
@@ -277,23 +278,21 @@ def test_a_journal_that_is_taken_away_is_made_anew(kept: Store, whole: Run) -> N
     assert events == ["start", "window", "more", "more", "last"]
 
 
-@pytest.fixture
-def full(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path, int], None]]:
-    """Lets files grow no longer than some bytes beyond what one of them has."""
+@contextlib.contextmanager
+def full(path: Path, bytes_left: int) -> Iterator[None]:
+    """Within the block files grow no longer than some bytes beyond what this one has; the output of these tests is one too."""
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + bytes_left, unlimited[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
-    def limit(path: Path, bytes_left: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + bytes_left, unlimited[1]))
 
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-
-
-def test_a_full_disk_leaves_no_half_of_a_line(kept: Store, whole: Run, full: Callable[[Path, int], None]) -> None:
+def test_a_full_disk_leaves_no_half_of_a_line(kept: Store, whole: Run) -> None:
     journal = kept.journal("m", "s", "r", {}, ())
     before = journal.path.read_bytes()
-    full(journal.path, 60)
-    with pytest.raises(OSError, match="File too large"):
+    with full(journal.path, 60), pytest.raises(OSError, match="File too large"):
         journal.window(whole.windows[0], SAMPLES)
     assert journal.path.read_bytes() == before
     journal.note("cut short")
@@ -302,21 +301,19 @@ def test_a_full_disk_leaves_no_half_of_a_line(kept: Store, whole: Run, full: Cal
     assert [json.loads(line)["event"] for line in lines if line] == ["start", "cut short"]
 
 
-def test_a_full_disk_leaves_no_half_of_a_ledgers_line(tmp_path: Path, full: Callable[[Path, int], None]) -> None:
+def test_a_full_disk_leaves_no_half_of_a_ledgers_line(tmp_path: Path) -> None:
     path = tmp_path / ledger.NAME
     assert ledger.append([path], {"event": "start"}) == []
-    full(path, 20)
-    assert len(ledger.append([path], {"event": "end", "outcome": "complete"})) == 1
+    with full(path, 20):
+        assert len(ledger.append([path], {"event": "end", "outcome": "complete"})) == 1
     assert ledger.read(path) == ledger.Entries(({"event": "start", "prev": ""},))
 
 
-def test_verdicts_that_cannot_be_written(kept: Store, whole: Run, full: Callable[[Path, int], None]) -> None:
+def test_verdicts_that_cannot_be_written(kept: Store, whole: Run) -> None:
     stored = kept.write(whole, SAMPLES)
     kept.append_verdicts(stored, [verdict()])
-    full(stored.verdicts_path, 20)
-    with pytest.raises(
-        UsageError, match=r"the verdicts cannot be kept: .* \(File too large\); make room there, then run again"
-    ):
+    said = r"the verdicts cannot be kept: .* \(File too large\); make room there, then run again"
+    with full(stored.verdicts_path, 20), pytest.raises(UsageError, match=said):
         kept.append_verdicts(stored, [verdict()])
     assert load_verdicts(stored) == [verdict()]
 
