@@ -50,7 +50,7 @@ def give(case: Case) -> Verdict:
         "against_run_id": case.against.run_id if case.against else "",
         "judged_utc": case.judged_utc,
         "selected": case.selected,
-        "remark": f"threshold {prediction.threshold}" if prediction.threshold else "",
+        "remark": ", ".join(_remarks(case)),
         "published": str(run.provenance.get("outcomes", {}).get(prediction.function.__name__, "")),
         "of_record": f"{of_record.word} in {of_record.run_id}" if of_record else "",
         "replayed": case.replayed,
@@ -73,6 +73,14 @@ def give(case: Case) -> Verdict:
     if prediction.decide == "clear" and given.robustness == "narrow":
         return replace(given, word="void", detail=_undecided(given, prediction, sweep, against))
     return given
+
+
+def _remarks(case: Case) -> list[str]:
+    """What a reader must know of a claim before its verdict."""
+    remarks = [f"threshold {case.prediction.threshold}"] if case.prediction.threshold else []
+    if case.against is not None and case.against.machine_slug != case.run.machine_slug:
+        remarks.append(f"compared with figures transferred from {case.against.machine_slug}")
+    return remarks
 
 
 def _told(nearest: margin.Compared) -> str:

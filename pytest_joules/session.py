@@ -280,7 +280,8 @@ class Session:
 
     def suite_of(self, collected: Collected, name: str | None = None) -> Suite:
         """The suite a prediction names."""
-        path = suites.find(name or collected.prediction.suite, collected.module.parent, self.options.root)
+        named = (name or collected.prediction.suite).partition("@")[0]
+        path = suites.find(named, collected.module.parent, self.options.root)
         if path not in self._suites:
             self._suites[path] = suites.load(path, tuple(knobs.knobs()))
         return self._suites[path]
@@ -388,12 +389,19 @@ class Session:
         other = collected.prediction.against
         replayed = self._measured.get(self.suite_of(collected).name) if self.options.replay else None
         machine_of = replayed.stored.run.machine_slug if replayed and replayed.stored else self.machine_slug
-        stored = self.store.latest(machine_of, other) if other else None
+        stored = self._compared(other, machine_of)
         if stored is None:
             raise Unmeasured(
                 f"no complete run of suite {other} on this machine ({self.machine_slug}); measure that suite first"
             )
         return from_run(stored.run)
+
+    def _compared(self, against: str | None, machine_slug: str) -> store.StoredRun | None:
+        """The latest complete run that a prediction compares with: of the same machine, or of the one named behind an @."""
+        if not against:
+            return None
+        suite, _, other_machine = against.partition("@")
+        return self.store.latest(other_machine or machine_slug, suite)
 
     def verdict(self, name: str) -> Verdict | None:
         """The verdict on a prediction, once its suite has been measured."""
@@ -508,7 +516,16 @@ class Session:
         blobs = {path: blob for r in found.values() for path, blob in r.blobs.items()}
         head = next((r.head for r in found.values() if r.head), "")
         words = {name: r.word for name, r in found.items()}
-        return {"head": head, "blobs": blobs, "predictions": words, "exploratory": self.options.exploratory}
+        modules = {self._collected[name].module: r.commit for name, r in found.items()}
+        shown = [registration.evidence(module, commit) for module, commit in modules.items()]
+        # Stronger than a local history: somebody else has seen the commit, or somebody has put a name to it.
+        evidence = {
+            "on_a_remote": bool(shown) and all(e.remotes for e in shown),
+            "signed": bool(shown) and all(e.signed for e in shown),
+        }
+        return {
+            "head": head, "blobs": blobs, "predictions": words, "evidence": evidence, "exploratory": self.options.exploratory,
+        }  # fmt: skip
 
     def _judge_all(self, suite: Suite, stored: store.StoredRun, *, replayed: bool = False) -> dict[str, Verdict]:
         """Every collected prediction on the suite, the deselected too: a claim is not taken back by leaving it out."""
@@ -522,7 +539,7 @@ class Session:
     def _judge(self, collected: Collected, stored: store.StoredRun, *, replayed: bool) -> Verdict:
         prediction, run = collected.prediction, stored.run
         registered = self._registered(prediction.name)
-        other = self.store.latest(run.machine_slug, prediction.against) if prediction.against else None
+        other = self._compared(prediction.against, run.machine_slug)
         case = Case(
             prediction=prediction,
             run=run,

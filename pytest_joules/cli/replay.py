@@ -46,6 +46,8 @@ def replay(
             typer.echo(_heading(stored))
             for verdict in verdicts.values():
                 typer.echo(f"  {_line(verdict)}")
+        for line in _matrix(found):
+            typer.echo(line)
         if session and not found:
             for outcome in session.measured.values():
                 typer.echo(str(outcome.error))
@@ -60,6 +62,21 @@ def _runs(session: Session) -> list[tuple[StoredRun, dict[str, Verdict]]]:
     for outcome in session.measured.values():
         found += [*outcome.also, (outcome.stored, outcome.verdicts)] if outcome.stored else []
     return found
+
+
+def _matrix(found: list[tuple[StoredRun, dict[str, Verdict]]]) -> list[str]:
+    """The same predictions on every machine that has a run of their suite, the newest run of each; nothing for one machine."""
+    from tabulate import tabulate
+
+    cells: dict[str, dict[str, str]] = {}
+    for stored, verdicts in sorted(found, key=lambda pair: pair[0].run.run_id):
+        for verdict in verdicts.values():
+            sure = f" ({verdict.robustness})" if verdict.robustness else ""
+            cells.setdefault(verdict.claim, {})[stored.run.machine_slug] = f"{verdict.word}{sure}"
+    shared = {claim: by_machine for claim, by_machine in cells.items() if len(by_machine) > 1}
+    machines = sorted({machine for by_machine in shared.values() for machine in by_machine})
+    rows = [[claim, *(by_machine.get(machine, "") for machine in machines)] for claim, by_machine in shared.items()]
+    return ["", *tabulate(rows, headers=["", *machines], maxcolwidths=[40]).splitlines()] if rows else []
 
 
 def _heading(stored: StoredRun) -> str:

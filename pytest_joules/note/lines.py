@@ -128,7 +128,9 @@ def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
 def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
     if len(found) > 1:
-        held, narrow = (sum(yes) for yes in zip(*((v.word == "held", v.robustness == "narrow") for v in found), strict=True))
+        held, narrow = (
+            sum(yes) for yes in zip(*((v.word == "held", v.robustness == "narrow") for v in found), strict=True)
+        )
         yield f"{held} of {len(found)} held" + (f", {narrow} narrow" if narrow else "")
     for verdict in sorted(found, key=lambda v: not v.primary):
         sure = f" ({verdict.robustness})" if verdict.robustness else ""

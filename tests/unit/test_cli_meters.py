@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import pty
@@ -221,6 +222,7 @@ def test_an_output_that_cannot_be_written_is_one_line(words) -> None:
 
 
 def test_a_time_that_cannot_be_waited_for_is_refused() -> None:
+    importlib.import_module("pytest_joules.cli.doctor")
     for command in ("meters", "doctor"):
         result = CliRunner().invoke(app, [command, "--seconds", "1e9999"])
         assert isinstance(result.exception, UsageError)
