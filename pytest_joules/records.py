@@ -349,6 +349,7 @@ class Verdict:
         remark: what the author says of the claim, such as that its threshold was chosen after the data.
         published: what the claim was found to be where it was published.
         of_record: run and word of the first complete run that was not void, where this is a later one of the same prediction.
+        changed: what it was found to be on this run before its text was changed.
         replayed: judged on a stored run.
         margin: distance to the threshold of the comparison that decides, as a share of it; positive on the asserted side.
         compared: that comparison with its numbers.
@@ -372,6 +373,7 @@ class Verdict:
     remark: str = ""
     published: str = ""
     of_record: str = ""
+    changed: str = ""
     replayed: bool = False
     margin: float | None = None
     compared: str = ""

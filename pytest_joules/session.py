@@ -283,7 +283,7 @@ class Session:
         named = (name or collected.prediction.suite).partition("@")[0]
         path = suites.find(named, collected.module.parent, self.options.root)
         if path not in self._suites:
-            self._suites[path] = suites.load(path, tuple(knobs.knobs()))
+            self._suites[path] = suites.load(path, tuple(knobs.knobs()), tuple(engines.engines()))
         return self._suites[path]
 
     def faults(self) -> tuple[list[str], list[str]]:
@@ -530,7 +530,9 @@ class Session:
     def _judge_all(self, suite: Suite, stored: store.StoredRun, *, replayed: bool = False) -> dict[str, Verdict]:
         """Every collected prediction on the suite, the deselected too: a claim is not taken back by leaving it out."""
         verdicts = {c.prediction.name: self._judge(c, stored, replayed=replayed) for c in self._on_suite(suite)}
-        before = {v.prediction: v for v in store.load_verdicts(stored)}
+        said = store.load_verdicts(stored)
+        verdicts = {name: _with_former(given, said) for name, given in verdicts.items()}
+        before = {v.prediction: v for v in said}
         fresh = [v for v in verdicts.values() if not _alike(before.get(v.prediction), v)]
         # A replay that comes to what stands there already adds nothing.
         self.store.append_verdicts(stored, fresh if replayed else list(verdicts.values()))
@@ -660,6 +662,15 @@ class Session:
                 f"--joules-replay {wanted}: there is no such run, file or folder; say latest or all, or name one"
             )
         return found
+
+
+def _with_former(given: Verdict, said: Sequence[Verdict]) -> Verdict:
+    """A verdict with what the same prediction was first found to be on this run, if its text was another then."""
+    first = next((v for v in said if v.prediction == given.prediction), None)
+    if first is None or dict(first.blobs) == dict(given.blobs) or not first.blobs:
+        return given
+    sure = f" ({first.robustness})" if first.robustness else ""
+    return replace(given, changed=f"{first.word}{sure}")
 
 
 def _alike(before: Verdict | None, now: Verdict) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pytest_joules.records import Run
 from pytest_joules.registration import Registration
+from pytest_joules.sweep import label
 
 AFTER_DATA = "after-data"
 DEVIATED = "deviated"
@@ -130,6 +131,10 @@ def stand(
     if head != registered.head and contained(head) is not True:
         seen.append(run.run_id)
     if seen:
-        said = f"said after {', '.join(dict.fromkeys(seen))} had measured the same model at the same condition"
+        at = (
+            "; ".join(label(c) for c in run.conditions if any(_same(c, t) for a in known for t in a.conditions))
+            or "all"
+        )
+        said = f"said after {', '.join(dict.fromkeys(seen))} had measured the same model at a condition of this suite ({at})"
         return Standing(AFTER_DATA + ended, "; ".join(filter(None, (said, detail))))
     return Standing("registered" + ended, detail)

@@ -360,12 +360,13 @@ def _suites_in(folder: Path) -> dict[str, Path]:
     return {path.stem: path for ending in ("yml", "yaml") for path in folder.glob(f"*.{ending}") if path.is_file()}
 
 
-def load(path: Path, knobs: Sequence[str] = ()) -> Suite:
+def load(path: Path, knobs: Sequence[str] = (), engines: Sequence[str] = ()) -> Suite:
     """Read and check a suite file and all it extends.
 
     Args:
         path: the YAML file.
         knobs: names of the machine knobs that exist.
+        engines: names of the engines that exist; without any, every name is taken.
 
     Raises:
         UsageError: one line for every fault, with file, line, key, what was expected and the nearest valid name.
@@ -375,7 +376,7 @@ def load(path: Path, knobs: Sequence[str] = ()) -> Suite:
     suite = None if faults else _build(document, faults)
     if faults or suite is None:
         raise UsageError("\n".join(faults))
-    faults = list(_check_sense(suite, document))
+    faults = [*_check_engines(suite, document, engines), *_check_sense(suite, document)]
     if faults:
         raise UsageError("\n".join(faults))
     return suite
@@ -652,6 +653,18 @@ def _expected(item: Any) -> str:
     return str(item["msg"]).removeprefix("Input ")
 
 
+def _check_engines(suite: Suite, document: _Document, engines: Sequence[str]) -> Iterator[str]:
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        (("vary", "engine", i), name) for i, name in enumerate(suite.vary.get("engine", ()))
+    ]
+    named += [] if "engine" in suite.vary else [(("engine",), suite.engine)]
+    for path, name in named if engines else ():
+        if name not in engines:
+            key = ".".join(str(part) for part in path if not isinstance(part, int))
+            known = ", ".join(sorted(engines))
+            yield f"{document.place(path)}: {key}: there is no engine {name!r}{nearest(name, engines)}; known: {known}"
+
+
 def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
     """Faults that no single key shows."""
     if suite.model is None and "model" not in suite.vary:
@@ -662,7 +675,7 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
     if any(p.warmup_s is not None and p.warmup_tokens is not None for p in warmups):
         yield f"{document.place(('protocol', 'warmup_tokens'))}: warmup_s and warmup_tokens: give one of them"
     if all(p.warm == "cold" for p in warmups) and (protocol.warmup_s is not None or protocol.warmup_tokens is not None):
-        yield f"{document.place(('protocol', 'warm'))}: protocol.warm: a cold window has no warm-up; remove the warm-up or this"
+        yield f"{document.place(('protocol', 'warm'))}: protocol.warm: a cold window has no warm-up; remove warmup_s and warmup_tokens, or warm: cold"
     if any(p.warm == "cold" for p in warmups) and suite.request.lengths:
         yield f"{document.place(('request', 'lengths'))}: request.lengths: only the first window of a server is cold; remove one of them"
     closed = any(suite.setting(condition).request.closed_loop for condition in suite.conditions)

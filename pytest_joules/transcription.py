@@ -64,7 +64,11 @@ def read(path: Path, suite_of: Callable[[str], Suite]) -> list[Run]:
         return [_run(name, published, data, suite_of(name), path) for name, published in data["runs"].items()]
     except (OSError, yaml.YAMLError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
-    except (KeyError, TypeError, AttributeError) as error:
+    except KeyError as error:
+        raise UsageError(
+            f"{path}: {error.args[0]!r} is missing; see results/apple-m5-pro-24gb/published.yaml for all keys"
+        ) from None
+    except (TypeError, AttributeError) as error:
         raise UsageError(f"{path}: is no file of published figures: {type(error).__name__} {error}") from None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pytest_joules.cli import EXIT_FAILED, _pytest, app, print_json
+from pytest_joules.errors import UsageError
 
 if TYPE_CHECKING:
     from pytest_joules.records import Verdict
@@ -28,6 +29,8 @@ def replay(
 ) -> None:
     """Judge predictions again on stored runs: one line for each, and where it was published, what was found there.
 
+    A verdict that differs from the last one is added beside the run (*.verdicts.jsonl); the run itself is never touched.
+
     Example: joules replay results/apple-m5-pro-24gb
 
     Exit code: 0, or 1 when a stored or published verdict cannot be reproduced. With --json the keys are runs (run_id, suite,
@@ -38,6 +41,9 @@ def replay(
     )
     session = collector.session if collector else None
     found = _runs(session) if session else []
+    if session and not found:
+        reasons = [str(outcome.error).removeprefix("--joules-replay ") for outcome in session.measured.values()]
+        raise UsageError(reasons[0] if reasons else "there is no prediction here to judge")
     unreproduced = session.unreproduced if session else []
     if as_json:
         print_json({"runs": [_record(*pair) for pair in found], "unreproduced": unreproduced})
@@ -48,9 +54,6 @@ def replay(
                 typer.echo(f"  {_line(verdict)}")
         for line in _matrix(found):
             typer.echo(line)
-        if session and not found:
-            for outcome in session.measured.values():
-                typer.echo(str(outcome.error))
         for fault in unreproduced:
             typer.echo(f"not reproduced: {fault}")
     if unreproduced or session is None:
@@ -92,6 +95,7 @@ def _line(verdict: Verdict) -> str:
     why = "" if verdict.word == "held" else verdict.detail or ""
     parts = [f"{verdict.word}{sure} [{', '.join(remarks)}]: {verdict.claim}"]
     parts += [f"published: {verdict.published}"] if verdict.published else []
+    parts += [f"its text was changed after it was {verdict.changed} on this run"] if verdict.changed else []
     parts += [one_line(why, 160)] if why else []
     parts += [verdict.compared] if verdict.compared and verdict.word == "held" else []
     return " | ".join(parts)

@@ -146,6 +146,8 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
         yield from wrapped(f"{_WORDS[verdict.word]}{sure}{shown}: {claim}", width, "  ")
         if verdict.published:
             yield from wrapped(f"    published: {verdict.published}", width, "    ")
+        if verdict.changed:
+            yield from wrapped(f"    its text was changed after it was {verdict.changed} on this run", width, "    ")
         if verdict.of_record:
             yield from wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
         # Why git shows nothing is alike for all; what was seen before and what differed is not.

@@ -91,3 +91,39 @@ def test_figures_of_another_machine_are_called_transferred(project) -> None:
     project.run("test_there.py", "--joules-replay", str(project.results / "bench")).assert_outcomes(passed=1)
     [given] = [v for v in project.verdicts().values() if "there" in v.prediction]
     assert given.remark == "compared with figures transferred from another"
+
+
+def test_a_claim_that_was_bent_to_fit_says_what_it_was(project) -> None:
+    project.predictions(TWO)
+    project.run("-k", "one_alone").assert_outcomes(failed=1, deselected=1)
+    project.predictions(TWO.replace("[1] > sweep.tokens_per_s[2]", "[1] > 20"))
+    done = project.run("-k", "one_alone", "--joules-replay", "latest")
+    done.assert_outcomes(passed=1, deselected=1)
+    assert project.verdicts()["test_one_alone"].changed.startswith("refuted")
+    assert "its text was changed after it was refuted" in " ".join(" ".join(done.outlines).split())
+
+
+def test_a_slip_in_the_name_of_a_run_is_no_green_light(project) -> None:
+    project.predictions(TWO)
+    project.run()
+
+    def asked(run: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "pytest_joules", "replay", run, "--predictions", ".", "--json"]
+        return subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=60, check=False)
+
+    done = asked("nonsense")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("joules: nonsense: there is no such run, file or folder")
+    project.stored().path.unlink()
+    done = asked("latest")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no stored run of suite scripted to replay" in done.stderr
+
+
+def test_an_engine_that_is_misspelt_is_told_with_its_line(project) -> None:
+    project.predictions(TWO)
+    project.suite(engine="inprocess")
+    done = project.run()
+    done.stderr.fnmatch_lines(
+        ["ERROR: suites/scripted.yaml:*: engine: there is no engine 'inprocess'; did you mean 'in-process'?; known: *"]
+    )

@@ -89,7 +89,7 @@ def test_the_committed_runs_are_what_the_file_gives(runs) -> None:
         (("55.6  55.6", "55,6x 55.6"), "'55,6x' is no figure"),
         (("1   55.6  55.6  29.7", "3   55.6  55.6  29.7"), "is of no condition of the suite"),
         (("1   55.6  55.6  29.7", "1   55.6  55.6"), "6 entries for 7 columns"),
-        (("machine_slug: apple", "machine: apple"), "is no file of published figures"),
+        (("machine_slug: apple", "machine: apple"), "'machine_slug' is missing"),
     ],
 )
 def test_a_slip_of_the_pen_is_one_line(tmp_path: Path, change: tuple[str, str], said: str) -> None:
