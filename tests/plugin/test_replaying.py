@@ -95,8 +95,10 @@ def test_figures_of_another_machine_are_called_transferred(project) -> None:
 
 def test_a_claim_that_was_bent_to_fit_says_what_it_was(project) -> None:
     project.predictions(TWO)
+    project.commit()
     project.run("-k", "one_alone").assert_outcomes(failed=1, deselected=1)
     project.predictions(TWO.replace("[1] > sweep.tokens_per_s[2]", "[1] > 20"))
+    project.git("commit", "-qam", "bent")
     done = project.run("-k", "one_alone", "--joules-replay", "latest")
     done.assert_outcomes(passed=1, deselected=1)
     assert project.verdicts()["test_one_alone"].changed.startswith("refuted")
