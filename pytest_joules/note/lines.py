@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tabulate import tabulate
 
 from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.records import Run, Verdict, Window
+from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration
 
@@ -161,9 +164,30 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
             yield from wrapped(f"    narrow: {verdict.why_narrow}", width, "    ")
 
 
+def looser(suite: Mapping[str, Any]) -> list[str]:
+    """The limits of a suite that let more pass than those of a suite that states none, each with the usual one."""
+    usual = {**dataclasses.asdict(GateLimits()), "min_samples": Require().min_samples}
+    stated = {
+        **suite.get("gates", {}),
+        "min_samples": suite.get("require", {}).get("min_samples", usual["min_samples"]),
+    }
+    found = []
+    for name, limit in usual.items():
+        value = stated.get(name, limit)
+        # A share below which something is flagged, and the least number of samples, are looser when they are lower.
+        lower_is_looser = "_below" in name or name.endswith("samples")
+        if value < limit if lower_is_looser else value > limit:
+            found.append(f"{name} {value:g} instead of {limit:g}")
+    if suite.get("require", {}).get("thin") == "flag":
+        found.append("thin windows are flagged and not void")
+    return found
+
+
 def limits(run: Run, sweep: Sweep) -> Iterator[str]:
     """What speaks against the figures: scope, flags of windows and of the run, deviations."""
     yield from run.meter.notes
+    if loosened := looser(run.suite):
+        yield f"limits looser than usual: {', '.join(loosened)}"
     for cell in sweep.cells:
         if cell.void:
             yield f"{label(cell.condition)} is void: {cell.void}"

@@ -192,3 +192,20 @@ def test_the_note_is_heading_table_verdicts_and_limits_within_its_width(run: Run
 
 def test_how_long_it_took(run: Run) -> None:
     assert lines.took(run) == "40 s"
+
+
+def test_looser_limits_than_usual_are_told_and_stricter_ones_are_not() -> None:
+    stricter = {
+        "gates": {"uncertainty_void_above": 0.1, "thin_samples": 20},
+        "require": {"min_samples": 9, "thin": "void"},
+    }
+    assert lines.looser(stricter) == []
+    assert lines.looser({}) == []
+    loose = {
+        "gates": {"uncertainty_void_above": 10, "batch_void_below": 0.5, "thin_samples": 4},
+        "require": {"min_samples": 2, "thin": "flag"},
+    }
+    assert set(lines.looser(loose)) == {
+        "uncertainty_void_above 10 instead of 0.25", "batch_void_below 0.5 instead of 0.8", "thin_samples 4 instead of 10",
+        "min_samples 2 instead of 5", "thin windows are flagged and not void",
+    }  # fmt: skip
