@@ -146,7 +146,9 @@ class _Campaign:
 
     def _enter(self, ledgers: Sequence[Any], event: str, **facts: Any) -> None:
         """Into the ledgers, on the disk before anything else happens."""
-        said = ledger.append(ledgers, {"event": event, "utc": store.utc_label(store.utc_now()), **facts})
+        # As plain values no path of a home folder is among them: a reason may name a file.
+        record = store.plain({"event": event, "utc": store.utc_label(store.utc_now()), **facts})
+        said = ledger.append(ledgers, record)
         self.notes += [f"the attempt could not be entered into {fault}" for fault in said]
 
     def _open_journal(self) -> None:

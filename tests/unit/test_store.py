@@ -443,3 +443,8 @@ def test_names_and_labels() -> None:
     assert store.new_run_id() != run_id
     assert store.utc_label(store.utc_now()).endswith("Z")
     assert {"pytest-joules", "pytest", "numpy"} <= set(store.installed_versions())
+
+
+def test_plain_values_name_no_home_folder() -> None:
+    reason = f"OSError: {Path.home()}/models/x.gguf"
+    assert store.plain({"reason": reason, "windows": 2}) == {"reason": "OSError: ~/models/x.gguf", "windows": 2}
