@@ -135,6 +135,7 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
             sum(yes) for yes in zip(*((v.word == "held", v.robustness == "narrow") for v in found), strict=True)
         )
         yield f"{held} of {len(found)} held" + (f", {narrow} narrow" if narrow else "")
+    told: set[str] = set()
     for verdict in sorted(found, key=lambda v: not v.primary):
         sure = f" ({verdict.robustness})" if verdict.robustness else ""
         remarks = [verdict.registration] if verdict.registration not in ("registered", "") else []
@@ -157,7 +158,9 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
         if verdict.registration_detail and ("after-data" in verdict.registration or "deviated" in verdict.registration):
             yield from wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
         if verdict.word != "held" and verdict.detail:
-            yield from wrapped(f"    {verdict.detail}", width, "    ")
+            # One void cell spoils many claims, for one reason.
+            yield from wrapped("    as above" if verdict.detail in told else f"    {verdict.detail}", width, "    ")
+            told.add(verdict.detail)
         if verdict.compared and verdict.word == "held":
             yield from wrapped(f"    {verdict.compared}", width, "    ")
         if verdict.why_narrow:

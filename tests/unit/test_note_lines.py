@@ -144,6 +144,24 @@ def test_verdicts_in_words(changes: dict[str, object], shown: list[str]) -> None
     assert list(lines.verdicts([verdict(**changes)])) == shown
 
 
+def test_several_verdicts_are_counted_and_a_reason_is_told_once() -> None:
+    void = {"word": "void", "robustness": "", "detail": "parallel=32: out of memory"}
+    found = [
+        verdict(**void),
+        verdict(**void),
+        verdict(robustness="narrow", why_narrow="pass 1 alone says refuted", primary=True),
+    ]
+    assert list(lines.verdicts(found)) == [
+        "1 of 3 held, 1 narrow",
+        "HELD (narrow) [primary]: Eight are cheaper than one.",
+        "    narrow: pass 1 alone says refuted",
+        "VOID: Eight are cheaper than one.",
+        "    parallel=32: out of memory",
+        "VOID: Eight are cheaper than one.",
+        "    as above",
+    ]
+
+
 def test_limits_tell_what_speaks_against_the_figures(make_run, make_window) -> None:
     thin = Gate(
         name="sensor updates",
