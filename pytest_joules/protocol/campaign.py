@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -306,9 +306,23 @@ class _Campaign:
         return lengths[::-1] if step.pass_index % 2 else lengths
 
     @contextlib.contextmanager
-    def _server(self, index: int, step: Step) -> Any:
+    def _server(self, index: int, step: Step) -> Iterator[tuple[Setting, Server]]:
         """A fresh server for a step; before the first one is used, the meter is tried out on it."""
         setting = self.suite.setting(step.condition)
+        if not self.preflown and setting.protocol.warm == "cold":
+            # A server that has worked is not cold: the meter is tried out on another one.
+            with self._started(index, step, setting) as server:
+                self._preflight(index, step, setting, server)
+            self.preflown = True
+        with self._started(index, step, setting) as server:
+            if not self.preflown:
+                self._preflight(index, step, setting, server)
+                self.preflown = True
+            yield setting, server
+
+    @contextlib.contextmanager
+    def _started(self, index: int, step: Step, setting: Setting) -> Iterator[Server]:
+        """A server, and what it has to say of itself."""
         self.bench.progress.doing(index, step, "starting the server", None)
         limits = self.suite.protocol
         with self.bench.model_server(
@@ -316,10 +330,7 @@ class _Campaign:
         ) as server:
             self.deviations += server.deviations
             self.notes += [str(server.facts["remark"])] if server.facts.get("remark") else []
-            if not self.preflown:
-                self._preflight(index, step, setting, server)
-                self.preflown = True
-            yield setting, server
+            yield server
 
     def _step(self, index: int, step: Step, *, last: bool) -> None:
         """One condition on a fresh server; what goes wrong voids its window and nothing else."""

@@ -309,3 +309,17 @@ def test_folders_that_are_typed_are_meant_from_where_one_stands(project, monkeyp
     monkeypatch.setenv("HOME", str(project.folder))
     project.run("..").assert_outcomes(passed=1)
     assert len(list((project.folder / "at_home" / "bench" / "scripted").glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize(("values", "starts"), [(["warm", "cold"], 2), (["cold", "warm"], 3)])
+def test_a_server_on_which_the_meter_was_tried_out_is_not_cold(project, values: list[str], starts: int) -> None:
+    protocol = {"passes": 1, "idle_s": 0.2, "rest_s": 0.2, "warmup_tokens": 2}
+    project.suite(vary={"warm": values}, server={"parallel": 1}, protocol=protocol)
+    project.predictions(
+        """
+        def test_any(sweep):
+            assert sweep.tokens_per_s["cold"] > 1
+        """
+    )
+    project.run().assert_outcomes(passed=1)
+    assert project.starts == starts

@@ -45,7 +45,7 @@ def test_closed_loops_of_two_answer_lengths(project) -> None:
 
 def test_cold_windows_rest_where_warm_ones_work(project) -> None:
     project.suite(
-        vary={"warm": ["warm", "cold"]},
+        vary={"warm": ["cold", "warm"]},
         server={"parallel": 1},
         protocol={"rest_s": 1, "idle_s": 0.6, "min_window_s": None, "rounds": 1},
         gates={"thin_samples": 1000},
@@ -53,7 +53,7 @@ def test_cold_windows_rest_where_warm_ones_work(project) -> None:
     project.write("test_real.py", ANY.format(claim="sweep.tokens_per_s['cold'] > 1"))
     done = project.run()
     assert done.ret == pytest.ExitCode.OK, done.outlines
-    warm, cold = (w for w in project.stored().run.windows if w.role == "measured")
+    cold, warm = (w for w in project.stored().run.windows if w.role == "measured")
     assert (warm.condition, cold.condition) == ({"warm": "warm"}, {"warm": "cold"})
     assert warm.engine["warmup_s"] > 0
     assert cold.engine["warmup_s"] == 0
