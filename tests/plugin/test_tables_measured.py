@@ -313,7 +313,16 @@ def test_folders_that_are_typed_are_meant_from_where_one_stands(project, monkeyp
 
 @pytest.mark.parametrize(("values", "starts"), [(["warm", "cold"], 2), (["cold", "warm"], 3)])
 def test_a_server_on_which_the_meter_was_tried_out_is_not_cold(project, values: list[str], starts: int) -> None:
-    protocol = {"passes": 1, "idle_s": 0.2, "rest_s": 0.2, "warmup_tokens": 2}
+    # The meter has to see the load step, and the estimate sees nothing but the CPU.
+    project.script(
+        """
+        def answering(server):
+            until = time.monotonic() + ROUND_S
+            while time.monotonic() < until:
+                pass
+        """
+    )
+    protocol = {"passes": 1, "idle_s": 0.4, "rest_s": 0.2, "warmup_tokens": 2}
     project.suite(vary={"warm": values}, server={"parallel": 1}, protocol=protocol)
     project.predictions(
         """
