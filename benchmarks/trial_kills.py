@@ -185,20 +185,21 @@ class Trial:
         return sorted(self.own("results").rglob("*.journal.jsonl"))
 
     def in_journal(self) -> int:
-        """Whole lines of windows, counted without the package's own reader."""
+        """Whole lines of the suite's windows, counted without the package's own reader; idle ones alone hold nothing to go on with."""
         closed = 0
         for journal in self.journals():
             for line in journal.read_bytes().split(b"\n"):
                 with suppress(ValueError):
-                    closed += json.loads(line)["event"] == "window"
+                    record = json.loads(line)
+                    closed += record["event"] == "window" and bool(record["window"]["condition"])
         return closed
 
     def readable(self) -> int:
         """Windows that the package reads from the run, or else from the journal."""
         if self.runs():
-            return len(store.load(self.runs()[-1]).run.windows)
+            return sum(bool(w.condition) for w in store.load(self.runs()[-1]).run.windows)
         left = self.store.interrupted("trial", "trial")
-        return len(left.windows) if left else 0
+        return sum(bool(w.condition) for w in left.windows) if left else 0
 
     def complete(self) -> Run | None:
         """The table after `--joules-resume`."""
