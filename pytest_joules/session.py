@@ -533,6 +533,8 @@ class Session:
         said = store.load_verdicts(stored)
         verdicts = {name: _with_former(given, said) for name, given in verdicts.items()}
         before = {v.prediction: v for v in said}
+        if replayed:
+            verdicts = {name: _standing_kept(given, before.get(name)) for name, given in verdicts.items()}
         fresh = [v for v in verdicts.values() if not _alike(before.get(v.prediction), v)]
         # A replay that comes to what stands there already adds nothing.
         self.store.append_verdicts(stored, fresh if replayed else list(verdicts.values()))
@@ -671,6 +673,13 @@ def _with_former(given: Verdict, said: Sequence[Verdict]) -> Verdict:
         return given
     sure = f" ({first.robustness})" if first.robustness else ""
     return replace(given, changed=f"{first.word}{sure}")
+
+
+def _standing_kept(given: Verdict, before: Verdict | None) -> Verdict:
+    """How an unchanged prediction stands to a run was settled when it was measured; later attempts are not before it."""
+    if before is None or not before.blobs or dict(before.blobs) != dict(given.blobs):
+        return given
+    return replace(given, registration=before.registration, registration_detail=before.registration_detail)
 
 
 def _alike(before: Verdict | None, now: Verdict) -> bool:

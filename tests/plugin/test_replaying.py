@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from pytest_joules import store
+from pytest_joules import ledger, store
 
 TWO = """
 def test_two_at_once(sweep):
@@ -129,3 +129,18 @@ def test_an_engine_that_is_misspelt_is_told_with_its_line(project) -> None:
     done.stderr.fnmatch_lines(
         ["ERROR: suites/scripted.yaml:*: engine: there is no engine 'inprocess'; did you mean 'in-process'?; known: *"]
     )
+
+
+def test_how_it_stood_to_the_run_is_not_asked_again(project) -> None:
+    project.predictions(TWO)
+    project.commit()
+    project.run()
+    assert {v.registration for v in project.verdicts().values()} == {"registered"}
+    # As if another ledger of this user told of an earlier look only now.
+    [begun, _] = ledger.read(project.results / "bench" / "ledger.jsonl").records
+    earlier = {**begun, "run_id": "20200101T000000Z-000000", "head": "", "prev": ""}
+    assert ledger.append([project.state / ledger.NAME], earlier) == []
+    project.run("--joules-replay", "latest")
+    assert {v.registration for v in project.verdicts().values()} == {"registered"}
+    project.run()
+    assert {v.registration for v in store.load_verdicts(project.all_stored()[-1])} == {"after-data"}
