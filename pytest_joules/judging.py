@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_joules import gates, margin, verdict
-from pytest_joules.prediction import Prediction, judge
+from pytest_joules.prediction import Judgement, Prediction, judge
 from pytest_joules.records import MeterRecord, Run, Verdict
 from pytest_joules.standing import Standing
 from pytest_joules.store import Interrupted
@@ -71,7 +71,7 @@ def give(case: Case) -> Verdict:
         if nearest is not None:
             given = replace(given, margin=nearest.margin, compared=_told(nearest))
     if prediction.decide == "clear" and given.robustness == "narrow":
-        return replace(given, word="void", detail=_undecided(given, prediction, sweep, against))
+        return replace(given, word="void", detail=_undecided(given, prediction, judged, sweep, against))
     return given
 
 
@@ -107,10 +107,10 @@ def unfinished(left: Interrupted, suite: Suite, machine_slug: str) -> Run:
     )  # fmt: skip
 
 
-def _undecided(given: Verdict, prediction: Prediction, sweep: Sweep, against: Sweep | None) -> str:
+def _undecided(given: Verdict, prediction: Prediction, judged: Judgement, sweep: Sweep, against: Sweep | None) -> str:
     """Why a narrow outcome decides nothing, and what would."""
-    needed = verdict.passes_to_decide(prediction, judge(prediction, sweep, against), sweep, against)
-    passes = max((len(cell.passes) for cell in sweep.cells), default=0)
+    needed = verdict.passes_to_decide(prediction, judged, sweep, against)
+    passes = verdict.passes_of(sweep)
     # At or under its own number it is a single pass or a gate that keeps it narrow, which more passes may or may not mend.
     more = f"about {needed} passes would decide it" if needed and needed > passes else "more passes need not decide it"
     return f"narrow, and only a clear outcome was to decide: {given.word}, {given.why_narrow}; {more}"

@@ -379,3 +379,8 @@ class Verdict:
     compared: str = ""
     primary: bool = False
     blobs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def told(self) -> str:
+        """`held (narrow)`: the word, and how surely where that applies."""
+        return f"{self.word} ({self.robustness})" if self.robustness else self.word

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -258,6 +258,7 @@ class Session:
         self.store = store.Store(options.results)
         self.cut_short: dict[str, str] = {}
         self.unreproduced: list[str] = []
+        self._replayable: list[store.StoredRun] | None = None
 
     @functools.cached_property
     def machine_slug(self) -> str:
@@ -283,7 +284,7 @@ class Session:
         named = (name or collected.prediction.suite).partition("@")[0]
         path = suites.find(named, collected.module.parent, self.options.root)
         if path not in self._suites:
-            self._suites[path] = suites.load(path, tuple(knobs.knobs()), tuple(engines.engines()))
+            self._suites[path] = load_suite(path)
         return self._suites[path]
 
     def faults(self) -> tuple[list[str], list[str]]:
@@ -359,17 +360,17 @@ class Session:
             stored = None
             try:
                 if self.options.replay:
-                    self._measured[suite.name] = self._replay(suite, self.options.replay)
-                    return self.table(name, hardware)
-                stored = self._measure(suite, hardware)
-                verdicts = self._judge_all(suite, stored)
+                    outcome = self._replay(suite, self.options.replay)
+                else:
+                    stored = self._measure(suite, hardware)
+                    outcome = Measured(stored, None, self._judge_all(suite, stored))
             except Exception as error:  # whatever it is, it must not be measured into again by the next prediction
                 self._measured[suite.name] = Measured(stored, error)
             except BaseException as error:  # interrupted: pytest ends, and only the summary can still tell what is kept
                 self.cut_short[suite.name] = "; ".join(getattr(error, "__notes__", ())) or "nothing was measured yet"
                 raise
             else:
-                self._measured[suite.name] = Measured(stored, None, verdicts)
+                self._measured[suite.name] = outcome
         outcome = self._measured[suite.name]
         if outcome.error is not None:
             raise self._shortened(suite.name, name, outcome.error)
@@ -529,7 +530,11 @@ class Session:
 
     def _judge_all(self, suite: Suite, stored: store.StoredRun, *, replayed: bool = False) -> dict[str, Verdict]:
         """Every collected prediction on the suite, the deselected too: a claim is not taken back by leaving it out."""
-        verdicts = {c.prediction.name: self._judge(c, stored, replayed=replayed) for c in self._on_suite(suite)}
+        # Read once for all predictions: a results folder may hold very many runs.
+        known, earlier = self.attempts(stored.run.machine_slug), self._earlier(stored.run)
+        verdicts = {
+            c.prediction.name: self._judge(c, stored, known, earlier, replayed=replayed) for c in self._on_suite(suite)
+        }
         said = store.load_verdicts(stored)
         verdicts = {name: _with_former(given, said) for name, given in verdicts.items()}
         before = {v.prediction: v for v in said}
@@ -540,7 +545,15 @@ class Session:
         self.store.append_verdicts(stored, fresh if replayed else list(verdicts.values()))
         return verdicts
 
-    def _judge(self, collected: Collected, stored: store.StoredRun, *, replayed: bool) -> Verdict:
+    def _judge(
+        self,
+        collected: Collected,
+        stored: store.StoredRun,
+        known: Sequence[Attempt],
+        earlier: Sequence[Sequence[Verdict]],
+        *,
+        replayed: bool,
+    ) -> Verdict:
         prediction, run = collected.prediction, stored.run
         registered = self._registered(prediction.name)
         other = self._compared(prediction.against, run.machine_slug)
@@ -549,11 +562,15 @@ class Session:
             run=run,
             against=other.run if other else None,
             standing=stand(
-                registered, run, self.attempts(run.machine_slug),
-                lambda commit: registration.contains(collected.module, commit, registered.blobs),
+                registered, run, known,
+                functools.cache(lambda commit: registration.contains(collected.module, commit, registered.blobs)),
             ),
             blobs=registered.blobs,
-            earlier=self._earlier(prediction.name, registered.blobs, run),
+            earlier=[
+                first
+                for given in earlier
+                if (first := next((v for v in given if v.prediction == prediction.name and v.blobs == registered.blobs), None))
+            ],
             selected=collected.selected,
             replayed=replayed,
             judged_utc=store.utc_label(store.utc_now()),
@@ -607,16 +624,13 @@ class Session:
         ]
         return f"; would have said {'; '.join(said)}" if said else ""
 
-    def _earlier(self, prediction: str, blobs: Mapping[str, str], run: Run) -> list[Verdict]:
-        """What the same prediction was found to be on earlier complete runs of the suite on the same machine."""
-        found = []
-        for stored in self.store.runs(run.machine_slug, run.suite_name):
-            if stored.run.run_id < run.run_id and stored.run.complete:
-                given = [
-                    v for v in store.load_verdicts(stored) if v.prediction == prediction and dict(v.blobs) == blobs
-                ]
-                found += given[:1]
-        return found
+    def _earlier(self, run: Run) -> list[list[Verdict]]:
+        """The verdicts on each earlier complete run of the same suite on the same machine, oldest first."""
+        return [
+            store.load_verdicts(stored)
+            for stored in self.store.runs(run.machine_slug, run.suite_name)
+            if stored.run.run_id < run.run_id and stored.run.complete
+        ]
 
     def _replay(self, suite: Suite, wanted: str) -> Measured:
         """Judge stored runs of a suite again; the newest of this machine, else of any, stands for the suite.
@@ -624,7 +638,9 @@ class Session:
         Raises:
             Unmeasured: there is none.
         """
-        runs = [stored for stored in self._replayed_runs(wanted) if stored.run.suite_name == suite.name]
+        if self._replayable is None:
+            self._replayable = self._replayed_runs(wanted)
+        runs = [stored for stored in self._replayable if stored.run.suite_name == suite.name]
         if not runs:
             raise Unmeasured(f"no stored run of suite {suite.name} to replay in {self.store.folder.name} ({wanted})")
         judged = []
@@ -666,13 +682,17 @@ class Session:
         return found
 
 
+def load_suite(path: Path) -> Suite:
+    """A suite file, checked against the knobs and engines that exist here. Raises `UsageError` as `suite.load` does."""
+    return suites.load(path, tuple(knobs.knobs()), tuple(engines.engines()))
+
+
 def _with_former(given: Verdict, said: Sequence[Verdict]) -> Verdict:
     """A verdict with what the same prediction was first found to be on this run, if its text was another then."""
     first = next((v for v in said if v.prediction == given.prediction), None)
     if first is None or dict(first.blobs) == dict(given.blobs) or not first.blobs:
         return given
-    sure = f" ({first.robustness})" if first.robustness else ""
-    return replace(given, changed=f"{first.word}{sure}")
+    return replace(given, changed=first.told)
 
 
 def _standing_kept(given: Verdict, before: Verdict | None) -> Verdict:
@@ -697,8 +717,7 @@ def _unlike(before: Verdict | None, now: Verdict, run: Run) -> str:
     if before is None or dict(before.blobs) != dict(now.blobs):
         return ""
     if (before.word, before.robustness) != (now.word, now.robustness):
-        was, has = (f"{v.word} ({v.robustness})" if v.robustness else v.word for v in (before, now))
-        return f"{now.prediction} on {run.run_id}: {was} was stored, and it is {has} now"
+        return f"{now.prediction} on {run.run_id}: {before.told} was stored, and it is {now.told} now"
     return ""
 
 

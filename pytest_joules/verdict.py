@@ -104,7 +104,7 @@ def robustness(
     if verdict.word not in ("held", "refuted"):
         return Robustness("", None)
     reasons = list(flags)
-    passes = _passes(sweep)
+    passes = passes_of(sweep)
     if any(cell.means for cell in sweep.cells):
         if not all(cell.spreads for cell in sweep.cells if cell.means):
             reasons.append("no spread over the passes was published: its noise is unknown")
@@ -130,7 +130,7 @@ def passes_to_decide(
         `None` when `most` would not do, because edges, calibration, rounding or a step common to a whole pass keep it narrow;
         when the noise of a pass is unknown; and of a verdict that is neither held nor refuted.
     """
-    own = _passes(sweep)
+    own = passes_of(sweep)
     if verdict.word not in ("held", "refuted") or own < 2 or most < 2:
         return None
 
@@ -214,7 +214,8 @@ def _with_noise(table: Sweep, sd: float, rng: np.random.Generator) -> Sweep:
     return table.fresh(cells)
 
 
-def _passes(sweep: Sweep) -> int:
+def passes_of(sweep: Sweep) -> int:
+    """How many passes the fullest cell of a table has; 0 of a published one."""
     return max((len(cell.passes) for cell in sweep.cells), default=0)
 
 
@@ -222,7 +223,7 @@ def _dissent(prediction: Prediction, verdict: Judgement, sweep: Sweep, against: 
     """What passes say that alone give another verdict; of a claim about spreads one pass says nothing."""
     if verdict.reads.spread:
         return
-    for index in range(_passes(sweep)):
+    for index in range(passes_of(sweep)):
         single = judge(prediction, sweep.single_pass(index), against)
         if single.word != verdict.word:
             yield f"pass {index + 1} alone says {single.word}"
@@ -262,7 +263,7 @@ def perturbations(
     count = len(cells)
     tables = tables or TABLES
     logs: dict[str, np.ndarray] = {}
-    own = max(1, _passes(sweep))
+    own = max(1, passes_of(sweep))
     passes = passes or own
     for metric in _PRIMARY:
         noise = pooled_noise(sweep, metric)

@@ -75,7 +75,8 @@ def describe(file: Path, run: Path | None = None) -> dict[str, Any]:
 
 def _closure(file: Path) -> list[Path]:
     """The files that a prediction's meaning depends on; of a file that is no module, that file alone."""
-    from pytest_joules import knobs, registration, suite
+    from pytest_joules import registration, suite
+    from pytest_joules.session import load_suite
 
     if file.suffix != ".py":
         return [file]
@@ -83,7 +84,7 @@ def _closure(file: Path) -> list[Path]:
     others: list[Path] = []
     for name in _suites_named(file):
         try:
-            others += suite.load(suite.find(name, file.parent, root), tuple(knobs.knobs())).files
+            others += load_suite(suite.find(name, file.parent, root)).files
         except UsageError:
             continue  # the suite is told of where it is used
     return registration.closure(file, root, others)[0]

@@ -74,8 +74,7 @@ def _matrix(found: list[tuple[StoredRun, dict[str, Verdict]]]) -> list[str]:
     cells: dict[str, dict[str, str]] = {}
     for stored, verdicts in sorted(found, key=lambda pair: pair[0].run.run_id):
         for verdict in verdicts.values():
-            sure = f" ({verdict.robustness})" if verdict.robustness else ""
-            cells.setdefault(verdict.claim, {})[stored.run.machine_slug] = f"{verdict.word}{sure}"
+            cells.setdefault(verdict.claim, {})[stored.run.machine_slug] = verdict.told
     shared = {claim: by_machine for claim, by_machine in cells.items() if len(by_machine) > 1}
     machines = sorted({machine for by_machine in shared.values() for machine in by_machine})
     rows = [[claim, *(by_machine.get(machine, "") for machine in machines)] for claim, by_machine in shared.items()]
@@ -90,10 +89,9 @@ def _heading(stored: StoredRun) -> str:
 def _line(verdict: Verdict) -> str:
     from pytest_joules.words import one_line
 
-    sure = f" ({verdict.robustness})" if verdict.robustness else ""
     remarks = [verdict.registration, *([verdict.remark] if verdict.remark else [])]
     why = "" if verdict.word == "held" else verdict.detail or ""
-    parts = [f"{verdict.word}{sure} [{', '.join(remarks)}]: {verdict.claim}"]
+    parts = [f"{verdict.told} [{', '.join(remarks)}]: {verdict.claim}"]
     parts += [f"published: {verdict.published}"] if verdict.published else []
     parts += [f"its text was changed after it was {verdict.changed} on this run"] if verdict.changed else []
     parts += [one_line(why, 160)] if why else []

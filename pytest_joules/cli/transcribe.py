@@ -21,12 +21,12 @@ def transcribe(
 
     Example: joules transcribe results/apple-m5-pro-24gb/published.yaml
     """
-    from pytest_joules import knobs, store, suite, transcription
+    from pytest_joules import store, suite, transcription
+    from pytest_joules.session import load_suite
 
     here = Path.cwd()
-    names = tuple(knobs.knobs())
     kept = store.Store(results)
-    for run in transcription.read(file, lambda name: suite.load(suite.find(name, here, here), names)):
+    for run in transcription.read(file, lambda name: load_suite(suite.find(name, here, here))):
         try:
             written = kept.write(run, ())
         except FileExistsError:

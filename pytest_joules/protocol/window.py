@@ -190,10 +190,10 @@ class Windows:
         )  # fmt: skip
 
     def _enough(self, rounds: Sequence[Round]) -> bool:
-        if rounds and isinstance(rounds[0], ClosedLoop) and self.suite.protocol.rounds is not None:
-            return True
-        if self.suite.protocol.rounds is not None:
-            return len(rounds) >= self.suite.protocol.rounds
+        wanted = self.suite.protocol.rounds
+        if wanted is not None:
+            # A closed loop is all the rounds of a window in one.
+            return len(rounds) >= (1 if rounds and isinstance(rounds[0], ClosedLoop) else wanted)
         return bool(rounds) and rounds[-1].end_mono - rounds[0].start_mono >= self.least_s
 
     def _gates(self, setting: Setting, answers: Sequence[RequestRecord], reading: Reading, cpu: CpuTimes) -> list[Gate]:
