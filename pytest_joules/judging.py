@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_joules import gates, margin, verdict
+from pytest_joules import margin, verdict
 from pytest_joules.prediction import Judgement, Prediction, judge
 from pytest_joules.records import MeterRecord, Run, Verdict
+from pytest_joules.registration import Registration
 from pytest_joules.standing import Standing
 from pytest_joules.store import Interrupted
 from pytest_joules.suite import Suite
-from pytest_joules.sweep import Sweep, from_run
+from pytest_joules.sweep import Sweep, beside, from_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +23,7 @@ class Case:
     Attributes:
         against: the run it compares with; `None` when there is none on that machine.
         standing: how it stands to the run.
-        blobs: git blob id of every file of its closure, by path.
+        registered: what git shows of it now.
         earlier: verdicts on it, as it is now, on earlier complete runs of the suite on the same machine, oldest first.
     """
 
@@ -30,7 +31,7 @@ class Case:
     run: Run
     against: Run | None
     standing: Standing
-    blobs: Any
+    registered: Registration
     earlier: Sequence[Verdict] = ()
     selected: bool = True
     replayed: bool = False
@@ -55,14 +56,17 @@ def give(case: Case) -> Verdict:
         "of_record": f"{of_record.word} in {of_record.run_id}" if of_record else "",
         "replayed": case.replayed,
         "primary": prediction.primary,
-        "blobs": case.blobs,
+        "blobs": case.registered.blobs,
+        "asserted": prediction.body,
+        "commit": case.registered.commit,
+        "committed": case.registered.committed,
     }
     if prediction.against and case.against is None:
         return Verdict(word="unmeasured", detail=f"no run of suite {prediction.against} on this machine", **common)
     sweep = from_run(run)
-    against = from_run(case.against) if case.against else None
+    against = beside(case.against, run) if case.against else None
     judged = judge(prediction, sweep, against)
-    robust = verdict.robustness(prediction, judged, sweep, against, _effects(run))
+    robust = verdict.robustness(prediction, judged, sweep, against, verdict.effects(run))
     given = Verdict(
         word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
     )  # fmt: skip
@@ -70,6 +74,7 @@ def give(case: Case) -> Verdict:
         nearest = margin.nearest(margin.margins(prediction, sweep, against))
         if nearest is not None:
             given = replace(given, margin=nearest.margin, compared=_told(nearest))
+        given = replace(given, band=verdict.band(prediction, sweep, against))
     if prediction.decide == "clear" and given.robustness == "narrow":
         return replace(given, word="void", detail=_undecided(given, prediction, judged, sweep, against))
     return given
@@ -114,10 +119,3 @@ def _undecided(given: Verdict, prediction: Prediction, judged: Judgement, sweep:
     # At or under its own number it is a single pass or a gate that keeps it narrow, which more passes may or may not mend.
     more = f"about {needed} passes would decide it" if needed and needed > passes else "more passes need not decide it"
     return f"narrow, and only a clear outcome was to decide: {given.word}, {given.why_narrow}; {more}"
-
-
-def _effects(run: Run) -> list[str]:
-    """What makes every verdict on a run narrow; a wide spread shows in the perturbation itself."""
-    of_run = [str(gate) for gate in run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
-    names = {gate.name for w in run.windows if w.role == "measured" for gate in w.gates if gate.outcome == "flag"}
-    return of_run + [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]

@@ -58,8 +58,20 @@ class Prediction:
         return self.function.__name__.removeprefix("test_").replace("_", " ")
 
     @property
+    def body(self) -> str:
+        """What the function does, as written and without its docstring; empty where its source cannot be read."""
+        try:
+            source = textwrap.dedent(inspect.getsource(self.function))
+            statements = ast.parse(source).body[0].body  # type: ignore[attr-defined]
+        except (OSError, TypeError, SyntaxError, AttributeError, IndexError):
+            return ""
+        said = statements[1:] if inspect.getdoc(self.function) and len(statements) > 1 else statements
+        lines = source.splitlines()[said[0].lineno - 1 : said[-1].end_lineno]
+        return textwrap.dedent("\n".join(lines)).strip()
+
+    @property
     def asserted(self) -> str:
-        """The asserted expressions as written, for the note."""
+        """The asserted expressions as written."""
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
         except (OSError, TypeError, SyntaxError):

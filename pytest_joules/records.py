@@ -337,6 +337,16 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The figures of a metric at one condition between which a claim holds, all else being as measured."""
+
+    metric: str
+    condition: Condition
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What a prediction was found to be on one run.
 
@@ -355,6 +365,9 @@ class Verdict:
         compared: that comparison with its numbers.
         primary: the claim that its module stands or falls with.
         blobs: git blob id of every file of the prediction's closure, by repository path.
+        asserted: the text of the prediction, without its docstring.
+        commit, committed: the last commit that touched any file of its closure, and that commit's date as git gives it, a label.
+        band: where the claim holds between two figures of one condition, these.
     """
 
     prediction: str
@@ -379,6 +392,10 @@ class Verdict:
     compared: str = ""
     primary: bool = False
     blobs: Mapping[str, str] = field(default_factory=dict)
+    asserted: str = ""
+    commit: str = ""
+    committed: str = ""
+    band: Band | None = None
 
     @property
     def told(self) -> str:

@@ -52,14 +52,27 @@ def notes(session: Session, width: int = 80, power: PowerSource | None = None) -
 
 
 def summary(terminal: pytest.TerminalReporter, found: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Write the notes. Nothing in quiet mode."""
-    if terminal.config.get_verbosity() < 0:
-        return
+    """Write the notes; in quiet mode only where each is, and quieter nothing."""
+    verbosity = terminal.config.get_verbosity()
     for title, text in found:
+        if verbosity < 0:
+            if title and verbosity == -1:
+                terminal.write_line(f"{title}: {text[-1]}")
+            continue
         if title:
             terminal.section(title, sep="=")
         for line in text:
-            terminal.write_line(line)
+            word, rest = lines.verdict_word(line)
+            # pytest knows whether this is a terminal, and heeds NO_COLOR and --color.
+            terminal.write(word, **_MARKUP.get(word, {}))
+            terminal.write_line(rest)
+
+
+_MARKUP: dict[str, dict[str, bool]] = {
+    "HELD": {"green": True, "bold": True},
+    "REFUTED": {"red": True, "bold": True},
+    **{word: {"yellow": True, "bold": True} for word in ("VOID", "BROKEN", "UNMEASURED")},
+}
 
 
 def _relative(path: object, session: Session) -> str:

@@ -11,7 +11,6 @@ import os
 import shlex
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -22,8 +21,8 @@ import psutil
 
 from pytest_joules import (
     engines,
+    history,
     knobs,
-    ledger,
     machine,
     meters,
     models,
@@ -41,7 +40,7 @@ from pytest_joules.models import ModelFile
 from pytest_joules.prediction import Prediction, judge
 from pytest_joules.records import Run, Scope, Verdict
 from pytest_joules.registration import Registration
-from pytest_joules.standing import Attempt, attempts, same_data, stand
+from pytest_joules.standing import Attempt, stand
 from pytest_joules.suite import DEFAULT_ENGINE, Draft, Request, Setting, Suite
 from pytest_joules.suite import Server as ServerSpec
 from pytest_joules.sweep import Sweep, from_run
@@ -192,7 +191,7 @@ class ModelServers:
     @contextlib.contextmanager
     def _serve(self, setting: Setting, ready_timeout_s: float, request_timeout_s: float) -> Iterator[Server]:
         session = self._session
-        model = session.model(setting.model, setting.format)
+        model = session.model(setting.model, setting.format, setting.engine)
         draft = (
             session.model(setting.draft.draft_model, setting.draft.draft_format) if setting.draft.draft_model else None
         )
@@ -322,22 +321,66 @@ class Session:
     def impossible(self, suite: Suite) -> str:
         """Why a suite cannot be measured here; empty when it can, as far as that shows without trying."""
         try:
-            for condition in suite.conditions:
-                setting = suite.setting(condition)
-                self.model(setting.model, setting.format)
+            settings = [suite.setting(condition) for condition in suite.conditions]
+            self._random_weights(suite, settings)
+            for setting in settings:
                 self.engine(setting.engine)
             meters.choose(self.options.meter, scope=suite.require.wanted_scope, basis=suite.require.basis)
         except JoulesError as error:
             return str(error)
         return ""
 
-    def model(self, name: str, form: str | None) -> ModelFile:
-        """A whole model file by name. Raises `Unmeasured` when it is not here, `UsageError` when it is damaged."""
+    def model(self, name: str, form: str | None, engine: str = "") -> ModelFile:
+        """A whole model file by name, or what is known of it where the engine has files of its own and none is here.
+
+        Raises:
+            Unmeasured: it is not here.
+            UsageError: it is damaged.
+        """
+        try:
+            return self._file(name, form)
+        except Unmeasured:
+            unseen = engines.unseen_model(self.engine(engine), name, form) if engine else None
+            if unseen is None:
+                raise
+            return unseen
+
+    def _file(self, name: str, form: str | None) -> ModelFile:
         key = (name, form)
         if key not in self._models:
             folders = models.folders(self.options.model_folders, self.options.root)
-            self._models[key] = models.inspect(models.find(name, form, folders, self.options.substitutes))
+            suites_folder = self.options.root / "suites"
+            self._models[key] = models.inspect(
+                models.find(name, form, folders, self.options.substitutes, suites_folder)
+            )
         return self._models[key]
+
+    def _files(self, setting: Setting) -> dict[tuple[str, str | None], ModelFile]:
+        """The model of a setting, and its draft model, by name and format."""
+        named = [(setting.model, setting.format)]
+        if setting.draft.draft_model:
+            named.append((setting.draft.draft_model, setting.draft.draft_format))
+        return {key: self.model(*key, setting.engine) for key in named}
+
+    def _random_weights(self, suite: Suite, settings: Sequence[Setting]) -> list[str]:
+        """Names that mean a real model and are served with random weights, in words.
+
+        Raises:
+            Unmeasured: the suite requires measured energy, or some of its conditions have real weights and others random ones.
+        """
+        files = [self._files(setting) for setting in settings]
+        random = {name: file.path.name for each in files for (name, _), file in each.items() if file.synthetic}
+        if random and suite.require.basis == "measured":
+            raise Unmeasured(
+                f"suite {suite.name} requires basis: measured, and {next(iter(random.values()))} has random weights, whose energy is "
+                "no model's; name a file with real ones, or measure its speed with require: {basis: any}"
+            )
+        if random and not all(any(file.synthetic for file in each.values()) for each in files):
+            raise Unmeasured(
+                f"suite {suite.name}: {', '.join(random.values())} has random weights and other conditions have real ones, whose energies "
+                "are not compared; measure them in two suites"
+            )
+        return [f"model {n}: {file} has random weights" for n, file in random.items() if "synthetic" not in n.lower()]
 
     def engine(self, name: str) -> Engine:
         """An engine by name."""
@@ -426,6 +469,8 @@ class Session:
         others = list(suite.files)
         if collected.prediction.against:
             others += self.suite_of(collected, collected.prediction.against).files
+        own = self.options.root / "suites" / models.catalogue.FILE_NAME
+        others += [own] if own.is_file() else []  # it says which file a suite's model is
         return registration.closure(collected.module, self.options.root, others)
 
     @functools.cache  # noqa: B019  lives as long as the session
@@ -443,11 +488,8 @@ class Session:
         if not self.options.exploratory:
             self._refuse_unregistered([c for c in on_suite if c.selected])
         settings = [suite.setting(condition) for condition in suite.conditions]
-        model_keys = dict.fromkeys((s.model, s.format) for s in settings)
-        model_keys |= dict.fromkeys(
-            (s.draft.draft_model, s.draft.draft_format) for s in settings if s.draft.draft_model
-        )
-        found = {key: self.model(*key) for key in model_keys}
+        found = {key: file for setting in settings for key, file in self._files(setting).items()}
+        random_weights = self._random_weights(suite, settings)
         used = {name: self.engine(name) for name in dict.fromkeys(s.engine for s in settings)}
         substituted = [
             f"model {name}: {file.path.name} was used instead"
@@ -479,6 +521,7 @@ class Session:
                     provenance=self._provenance(on_suite),
                     deviations=(
                         *substituted,
+                        *random_weights,
                         *(f"meter {name} was passed over: it did not follow the chip" for name in deaf),
                     ),
                     resume=left if self.options.resume else None,
@@ -531,7 +574,7 @@ class Session:
     def _judge_all(self, suite: Suite, stored: store.StoredRun, *, replayed: bool = False) -> dict[str, Verdict]:
         """Every collected prediction on the suite, the deselected too: a claim is not taken back by leaving it out."""
         # Read once for all predictions: a results folder may hold very many runs.
-        known, earlier = self.attempts(stored.run.machine_slug), self._earlier(stored.run)
+        known, earlier = history.known(self.store, stored.run.machine_slug), self._earlier(stored.run)
         verdicts = {
             c.prediction.name: self._judge(c, stored, known, earlier, replayed=replayed) for c in self._on_suite(suite)
         }
@@ -565,7 +608,7 @@ class Session:
                 registered, run, known,
                 functools.cache(lambda commit: registration.contains(collected.module, commit, registered.blobs)),
             ),
-            blobs=registered.blobs,
+            registered=registered,
             earlier=[
                 first
                 for given in earlier
@@ -577,33 +620,10 @@ class Session:
         )  # fmt: skip
         return give(case)
 
-    def attempts(self, machine_slug: str) -> list[Attempt]:
-        """Every start of a measurement that is known of on a machine: beside its results, and of this user whatever the folder."""
-        beside = ledger.read(self.store.folder / machine_slug / ledger.NAME).records
-        own = ledger.read(ledger.state_folder() / ledger.NAME).records
-        return attempts([*beside, *(record for record in own if record.get("machine") in (machine_slug, None))])
-
     def told_before(self, suite_name: str) -> list[str]:
         """Every other attempt at the suite's data on the machine of its run, in words: what came of it, or would have."""
         stored = self._measured[suite_name].stored
-        if stored is None or stored.run.published:
-            return []
-        run = stored.run
-        others = [a for a in self.attempts(run.machine_slug) if a.run_id != run.run_id and same_data(a, run)]
-        return [f"{attempt.run_id} ({attempt.suite}): {self._became(attempt)}" for attempt in others]
-
-    def _became(self, attempt: Attempt) -> str:
-        """What came of an attempt."""
-        place = self.store.place(attempt.machine, attempt.suite)
-        if (place / f"{attempt.run_id}.json").exists():
-            given = {v.prediction: v for v in store.load_verdicts(store.load(place / f"{attempt.run_id}.json"))}
-            words = Counter(v.word for v in given.values())
-            return ", ".join(f"{count} {word}" for word, count in words.items()) or "complete, never judged"
-        if attempt.outcome == "complete":
-            return "complete, and its result is not in the results folder"
-        windows = "an unknown number of" if attempt.windows is None else str(attempt.windows)
-        ended = f" ({attempt.reason})" if attempt.reason else ""
-        return f"cut short after {windows} windows{ended}{self._would_have_said(attempt)}"
+        return [] if stored is None else history.others(self.store, stored.run, self._would_have_said)
 
     def _would_have_said(self, attempt: Attempt) -> str:
         """What the predictions would have been found to be on what an interrupted run had measured."""
@@ -699,14 +719,18 @@ def _standing_kept(given: Verdict, before: Verdict | None) -> Verdict:
     """How an unchanged prediction stands to a run was settled when it was measured; later attempts are not before it."""
     if before is None or not before.blobs or dict(before.blobs) != dict(given.blobs):
         return given
-    return replace(given, registration=before.registration, registration_detail=before.registration_detail)
+    # Said again word for word it is still the verdict that was given then.
+    replayed = given.replayed and (before.replayed or before.told != given.told)
+    return replace(
+        given, registration=before.registration, registration_detail=before.registration_detail, replayed=replayed
+    )
 
 
 def _alike(before: Verdict | None, now: Verdict) -> bool:
     """Whether a verdict says again what was said before."""
     return before is not None and all(
         getattr(before, name) == getattr(now, name)
-        for name in ("word", "robustness", "registration", "against_run_id", "blobs")
+        for name in ("word", "robustness", "registration", "against_run_id", "blobs", "asserted")
     )
 
 

@@ -36,6 +36,7 @@ from pytest_joules.records import SCHEMA_VERSION, Run, Sample, Verdict, Window
 from pytest_joules.words import one_line
 
 _JOURNAL = ".journal.jsonl"
+_HEAD_BYTES = 32768
 _RUN, _WINDOW, _VERDICT = TypeAdapter(Run), TypeAdapter(Window), TypeAdapter(Verdict)
 _RECORDED_PACKAGES = (
     "pytest-joules",
@@ -336,6 +337,26 @@ class Store:
                 return stored
         return None
 
+    def find(self, run: str) -> StoredRun:
+        """The run that is meant by a file, an id, a suite's name (its newest complete run) or `latest`.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if Path(run).is_file():
+            return load(Path(run))
+        if not self.folder.is_dir():
+            raise UsageError(
+                f"there are no results in {self.folder}; run a prediction, or name the folder with --results"
+            )
+        by_id = sorted(self.folder.glob(f"*/*/{glob.escape(run)}.json"))
+        if by_id:
+            return load(by_id[0])
+        found = self.latest(None, None if run == "latest" else run)
+        if found is None:
+            raise UsageError(f"there is no run or suite {run!r} in {self.folder}")
+        return found
+
     def _paths(self, machine_slug: str | None, suite: str | None) -> list[Path]:
         """Files of runs, oldest first."""
         machine, name = (glob.escape(part) if part else "*" for part in (machine_slug, suite))
@@ -378,6 +399,26 @@ def load(path: Path) -> StoredRun:
         return StoredRun(_RUN.validate_json(text), path)
     except ValidationError as error:
         raise UsageError(f"{path}: is no stored run: {_first(error)}") from None
+
+
+def head(path: Path) -> dict[str, Any]:
+    """What the file of a run says before its windows, which are most of it: enough to choose among a thousand of them.
+
+    Raises:
+        UsageError: it cannot be read, or is no run.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEAD_BYTES)
+        # As it is written, only a key of the run itself stands after one space.
+        facts, found, _ = start.partition(b'\n "windows": ')
+        whole = facts.rstrip().rstrip(b",") + b"}" if found else path.read_bytes()
+        record = json.loads(whole)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: is no stored run: {error}") from None
+    if not isinstance(record, dict) or "run_id" not in record:
+        raise UsageError(f"{path}: is no stored run: it has no run_id")
+    return record
 
 
 def load_verdicts(stored: StoredRun) -> list[Verdict]:

@@ -12,22 +12,23 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from pytest_joules import synthetic
+from pytest_joules import gates, synthetic
 from pytest_joules.metrics import METRICS
 from pytest_joules.prediction import Judgement, Prediction, judge
-from pytest_joules.records import Condition
+from pytest_joules.records import Band, Condition, Run
 from pytest_joules.sweep import Cell, Sweep
 
 TABLES = 2000
 AGREE_FOR_CLEAR = 0.95
 LEAST_SD = 0.01
 _FARTHEST_LOG = 50.0
+_LARGEST_SHARE = 0.9
 _RESOLVED, _TABLES_EACH = 30, 60
 """The resolution of a suite is a rough share: so many tables, each perturbed so many times."""
 _PRIMARY = ("energy_per_token_mj", "tokens_per_s")
@@ -214,6 +215,63 @@ def _with_noise(table: Sweep, sd: float, rng: np.random.Generator) -> Sweep:
     return table.fresh(cells)
 
 
+def effects(run: Run) -> list[str]:
+    """What makes every verdict on a run narrow; a wide spread shows in the perturbation itself."""
+    of_run = [str(gate) for gate in run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
+    names = {gate.name for w in run.windows if w.role == "measured" for gate in w.gates if gate.outcome == "flag"}
+    return of_run + [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]
+
+
+def band(prediction: Prediction, sweep: Sweep, against: Sweep | None = None) -> Band | None:
+    """Where a claim holds between two figures of energy per token at one condition, all else being as measured.
+
+    Tried is the last condition first: a claim about two is about the further one, seen from the nearer.
+
+    Returns:
+        `None` where the claim is no band: it reads no energy, it is one-sided, or a spread, which is a fact of the run.
+    """
+    metric = _PRIMARY[0]
+    reads = judge(prediction, sweep, against).reads
+    if reads.spread or metric not in reads.metrics:
+        return None
+    for place in reversed(range(len(sweep.cells))):
+        cell = sweep.cells[place]
+
+        def holds(log: float, place: int = place, cell: Cell = cell) -> bool:
+            factors = {name: _factor(name, log, 0.0) for name in METRICS}
+            cells = [*sweep.cells[:place], replace(cell, factors=factors), *sweep.cells[place + 1 :]]
+            return judge(prediction, sweep.fresh(cells), against).word == "held"
+
+        edges = _edges(holds)
+        if edges is not None:
+            low, high = (cell.mean(metric) * math.exp(edge) for edge in edges)
+            return Band(metric=metric, condition=cell.condition, low=low, high=high)
+    return None
+
+
+_BAND_LOG, _BAND_STEPS = math.log(8.0), 160
+"""As far as an eighth and eight times a figure, in steps under 3 %: a band that is narrower and was missed is passed over."""
+
+
+def _edges(holds: Callable[[float], bool]) -> tuple[float, float] | None:
+    """The two ends of the one stretch within reach in which something holds; `None` where there is no such stretch."""
+    grid = [_BAND_LOG * (2 * step / _BAND_STEPS - 1) for step in range(_BAND_STEPS + 1)]
+    held = [holds(at) for at in grid]
+    if held[0] or held[-1] or True not in held:
+        return None
+    first, last = held.index(True), len(held) - 1 - held[::-1].index(True)
+    if not all(held[first : last + 1]):
+        return None
+
+    def edge(outside: float, inside: float) -> float:
+        for _ in range(20):
+            middle = (outside + inside) / 2
+            outside, inside = (outside, middle) if holds(middle) else (middle, inside)
+        return (outside + inside) / 2
+
+    return edge(grid[first - 1], grid[first]), edge(grid[last + 1], grid[last])
+
+
 def passes_of(sweep: Sweep) -> int:
     """How many passes the fullest cell of a table has; 0 of a published one."""
     return max((len(cell.passes) for cell in sweep.cells), default=0)
@@ -259,35 +317,62 @@ def perturbations(
         passes: as if the same noise had been found in so many; the run's own when left out.
         tables: `TABLES` when left out.
     """
-    cells = sweep.cells
-    count = len(cells)
     tables = tables or TABLES
-    logs: dict[str, np.ndarray] = {}
+    logs = {metric: _noise_logs(sweep, metric, rng, passes, tables) for metric in _PRIMARY}
+    for metric in _PRIMARY:
+        logs[metric] += _printed_logs(sweep.cells, metric, rng, tables)
+    logs["energy_per_token_mj"] += _meter_logs(sweep.cells, rng, tables)
+    return logs
+
+
+def figure_perturbations(sweep: Sweep, metric: str, rng: np.random.Generator, tables: int) -> np.ndarray | None:
+    """What the means of one figure are multiplied by, in logarithms: as `perturbations`, by the noise of that very figure.
+
+    The last digit of printed figures is in it.
+
+    Returns:
+        (`tables`, cells); `None` where the noise is unknown: one pass, or a published table without the spread of this figure.
+    """
+    cells = sweep.cells
+    if pooled_noise(sweep, metric) is None and not any(metric in cell.spreads for cell in cells):
+        return None
+    logs: np.ndarray = _noise_logs(sweep, metric, rng, None, tables) + _printed_logs(cells, metric, rng, tables)
+    if power := METRICS[metric].energy_power:
+        logs += power * _meter_logs(cells, rng, tables)
+    digits = rng.uniform(-1.0, 1.0, size=(tables, len(cells)))
+    logs += np.log1p(digits * np.minimum([cell.roundings.get(metric, 0.0) for cell in cells], _LARGEST_SHARE))
+    return logs
+
+
+def _noise_logs(
+    sweep: Sweep, metric: str, rng: np.random.Generator, passes: int | None, tables: int
+) -> np.ndarray:
+    """The scatter of the passes, each cell's own and the one common to all."""
     own = max(1, passes_of(sweep))
     passes = passes or own
-    for metric in _PRIMARY:
-        noise = pooled_noise(sweep, metric)
-        if noise is None:
-            noise = Noise(LEAST_SD, max(1, _published(cells) - 1), (0.0, 0.0))
-        elif passes != own:
-            # Every further pass brings as many degrees of freedom as the second did.
-            noise = replace(noise, dof=noise.dof // (own - 1) * (passes - 1))
-        t = rng.standard_t(noise.dof, size=(tables, count))
-        common = rng.uniform(*noise.common, size=(tables, 1)) if noise.common[1] > noise.common[0] else 0.0
-        # With one degree of freedom t has no bounds, and exp of it no finite value.
-        logs[metric] = np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
-    for metric in _PRIMARY:
-        # Of a published table only the spread is known: its passes lie within half of it about the mean.
-        half_spreads = [cell.spreads.get(metric, 0.0) / 2 for cell in cells]
-        logs[metric] += np.log1p(rng.uniform(-1.0, 1.0, size=(tables, count)) * np.minimum(half_spreads, 0.9))
-    # Edges and lag err differently in every window, the meter's gain alike in all.
-    for half_widths, columns in (
-        ([c.half_width for c in cells], count),
-        ([max((c.calibration for c in cells), default=0.0)], 1),
-    ):
-        off = rng.uniform(-1.0, 1.0, size=(tables, columns)) * np.minimum(half_widths, 0.9)
-        logs["energy_per_token_mj"] += np.log1p(off)
-    return logs
+    noise = pooled_noise(sweep, metric)
+    if noise is None:
+        noise = Noise(LEAST_SD, max(1, _published(sweep.cells) - 1), (0.0, 0.0))
+    elif passes != own:
+        # Every further pass brings as many degrees of freedom as the second did.
+        noise = replace(noise, dof=noise.dof // (own - 1) * (passes - 1))
+    t = rng.standard_t(noise.dof, size=(tables, len(sweep)))
+    common = rng.uniform(*noise.common, size=(tables, 1)) if noise.common[1] > noise.common[0] else 0.0
+    # With one degree of freedom t has no bounds, and exp of it no finite value.
+    return np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
+
+
+def _printed_logs(cells: Sequence[Cell], metric: str, rng: np.random.Generator, tables: int) -> np.ndarray:
+    """Of a published table only the spread is known: its passes lie within half of it about the mean."""
+    half_spreads = [cell.spreads.get(metric, 0.0) / 2 for cell in cells]
+    return np.log1p(rng.uniform(-1.0, 1.0, size=(tables, len(cells))) * np.minimum(half_spreads, _LARGEST_SHARE))
+
+
+def _meter_logs(cells: Sequence[Cell], rng: np.random.Generator, tables: int) -> np.ndarray:
+    """Edges and lag err differently in every window, the meter's gain alike in all."""
+    edges = rng.uniform(-1.0, 1.0, size=(tables, len(cells))) * np.minimum([c.half_width for c in cells], _LARGEST_SHARE)
+    gain = rng.uniform(-1.0, 1.0, size=(tables, 1)) * min(max((c.calibration for c in cells), default=0.0), _LARGEST_SHARE)
+    return np.log1p(edges) + np.log1p(gain)
 
 
 def _published(cells: Sequence[Cell]) -> int:

@@ -21,7 +21,10 @@ from pytest_joules.words import duration
 _AXIS_NAMES = {"parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context"}
 """Axes whose common name is shorter than the suite's key."""
 
-_WORDS = {"held": "HELD", "refuted": "REFUTED", "void": "VOID", "broken": "BROKEN", "unmeasured": "UNMEASURED"}
+
+def axis_name(axis: str) -> str:
+    """What an axis is called in a note: `batch` for `parallel`."""
+    return _AXIS_NAMES.get(axis, axis)
 
 
 def figure(value: float) -> str:
@@ -43,7 +46,7 @@ def heading(run: Run) -> list[str]:
     """What was run, on what, with which meter: three or four lines."""
     machine, meter = run.machine, run.meter
     models = ", ".join(f"{model['name']} {model['format'] or ''}".strip() for model in run.models)
-    engines = ", ".join(_engine(facts) for facts in run.engine.values())
+    engines = ", ".join(engine_text(facts) for facts in run.engine.values())
     return [
         str(run.suite["question"]),
         f"{machine['chip']}, {machine['memory_gb']} GB, {machine['os']}. {engines}. {models}.",
@@ -52,7 +55,8 @@ def heading(run: Run) -> list[str]:
     ]
 
 
-def _engine(facts: object) -> str:
+def engine_text(facts: object) -> str:
+    """`llama-server build 11669 (c1d0e7a00)`, as far as it is known."""
     known = facts if isinstance(facts, dict) else {}
     build = f" build {known['build']}" if known.get("build") else f" {known['semver']}" if known.get("semver") else ""
     commit = f" ({known['commit']})" if known.get("commit") else ""
@@ -65,19 +69,25 @@ def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
     Args:
         fmt: a table format of tabulate; in `simple` the headings take two lines, so that the table fits 80 columns.
     """
-    headers = [_AXIS_NAMES.get(axis, axis) for axis in sweep.axes]
+    headers, rows = cells(sweep)
+    if fmt == "simple":
+        headers = [re.sub(r" (?=request|token|spread|first|batch)", "\n", header) for header in headers]
+    aligned = ["right"] * len(headers)
+    text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
+    return text.splitlines()
+
+
+def cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the table, as text."""
+    headers = [axis_name(axis) for axis in sweep.axes]
     first = sweep.cells[0] if sweep.cells else None
     reference = f"vs {_short(first, sweep, headers)}" if first else "vs first"
     headers += ["tok/s", "tok/s per request", "W", "mJ per token", reference, "pass spread"]
-    if fmt == "simple":
-        headers = [re.sub(r" (?=request|token|spread|first|batch)", "\n", header) for header in headers]
     rows = [
         [*(str(cell.condition[axis]) for axis in sweep.axes), *_row(cell, first if cell is not first else None)]
         for cell in sweep.cells
     ]
-    aligned = ["right"] * len(headers)
-    text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
-    return text.splitlines()
+    return headers, rows
 
 
 def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
@@ -90,7 +100,8 @@ def _row(cell: Cell, reference: Cell | None) -> list[str]:
     if cell.void:
         return ["void", "", "", "", "", ""]
     figures = [
-        _text(cell, metric) for metric in ("tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj")
+        figure_text(cell, metric)
+        for metric in ("tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj")
     ]
     try:
         compared = change(cell.mean("energy_per_token_mj"), reference.mean("energy_per_token_mj")) if reference else ""
@@ -104,7 +115,8 @@ def _row(cell: Cell, reference: Cell | None) -> list[str]:
     return [*figures, compared, spread]
 
 
-def _text(cell: Cell, metric: str) -> str:
+def figure_text(cell: Cell, metric: str) -> str:
+    """The mean of a cell with as many digits as it deserves, `void`, or `-` where it was not published."""
     try:
         # What was published is shown, also where it must not be judged by.
         value = cell.means[metric] if metric in cell.means else cell.mean(metric)
@@ -131,10 +143,7 @@ def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
 def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
     if len(found) > 1:
-        held, narrow = (
-            sum(yes) for yes in zip(*((v.word == "held", v.robustness == "narrow") for v in found), strict=True)
-        )
-        yield f"{held} of {len(found)} held" + (f", {narrow} narrow" if narrow else "")
+        yield counted(found)
     told: set[str] = set()
     for verdict in sorted(found, key=lambda v: not v.primary):
         sure = f" ({verdict.robustness})" if verdict.robustness else ""
@@ -144,10 +153,7 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
         remarks += ["replayed"] if verdict.replayed else []
         remarks += [] if verdict.selected else ["deselected"]
         shown = f" [{', '.join(remarks)}]" if remarks else ""
-        # Parametrised predictions share a claim; pytest's id tells them apart.
-        parameters = verdict.prediction[verdict.prediction.index("[") :] if verdict.prediction.endswith("]") else ""
-        claim = f"{verdict.claim} {parameters}".strip()
-        yield from wrapped(f"{_WORDS[verdict.word]}{sure}{shown}: {claim}", width, "  ")
+        yield from wrapped(f"{verdict.word.upper()}{sure}{shown}: {claim(verdict)}", width, "  ")
         if verdict.published:
             yield from wrapped(f"    published: {verdict.published}", width, "    ")
         if verdict.changed:
@@ -165,6 +171,24 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
             yield from wrapped(f"    {verdict.compared}", width, "    ")
         if verdict.why_narrow:
             yield from wrapped(f"    narrow: {verdict.why_narrow}", width, "    ")
+
+
+def verdict_word(line: str) -> tuple[str, str]:
+    """A line of the note as the verdict's word that it begins with, and the rest; most lines begin with none."""
+    found = re.match(r"(HELD|REFUTED|VOID|BROKEN|UNMEASURED)\b(?=[ :(])", line)
+    return (found.group(), line[found.end() :]) if found else ("", line)
+
+
+def counted(found: Sequence[Verdict]) -> str:
+    """`5 of 6 held, 2 narrow`."""
+    held, narrow = sum(v.word == "held" for v in found), sum(v.robustness == "narrow" for v in found)
+    return f"{held} of {len(found)} held" + (f", {narrow} narrow" if narrow else "")
+
+
+def claim(verdict: Verdict) -> str:
+    """What was claimed; parametrised predictions share a claim, and pytest's id tells them apart."""
+    parameters = verdict.prediction[verdict.prediction.index("[") :] if verdict.prediction.endswith("]") else ""
+    return f"{verdict.claim} {parameters}".strip()
 
 
 def looser(suite: Mapping[str, Any]) -> list[str]:
@@ -186,11 +210,20 @@ def looser(suite: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def limits(run: Run, sweep: Sweep) -> Iterator[str]:
-    """What speaks against the figures: scope, flags of windows and of the run, deviations."""
+def unlike_windows(run: Run) -> Iterator[str]:
+    """What the windows of each engine hold, where several engines were compared and it is not the same."""
+    parts = {name: tuple(facts.get("includes", ())) for name, facts in run.engine.items() if isinstance(facts, dict)}
+    if len(set(parts.values())) > 1:
+        said = "; ".join(f"{name}: {', '.join(held) or 'unknown'}" for name, held in parts.items())
+        yield f"the engines' windows do not hold the same: {said}"
+
+
+def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
+    """What speaks against the figures: scope, flags of windows and of the run, and unless they are told apart, deviations."""
     yield from run.meter.notes
     if loosened := looser(run.suite):
         yield f"limits looser than usual: {', '.join(loosened)}"
+    yield from unlike_windows(run)
     for cell in sweep.cells:
         if cell.void:
             yield f"{label(cell.condition)} is void: {cell.void}"
@@ -213,7 +246,7 @@ def limits(run: Run, sweep: Sweep) -> Iterator[str]:
     for gate in run.gates:
         if gate.outcome in ("flag", "void"):
             yield str(gate)
-    yield from (f"deviation: {deviation}" for deviation in run.deviations)
+    yield from (f"deviation: {deviation}" for deviation in run.deviations if deviations)
     yield from run.notes
 
 

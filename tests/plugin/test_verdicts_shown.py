@@ -208,7 +208,7 @@ def test_without_the_meter_it_needs_all_is_skipped_with_one_reason(project) -> N
     project.assert_untouched()
 
 
-def test_quiet_stays_quiet(project_apart) -> None:
+def test_quiet_says_only_where_the_result_is_and_quieter_nothing(project_apart) -> None:
     project = project_apart()
     project.predictions(
         """
@@ -217,5 +217,8 @@ def test_quiet_stays_quiet(project_apart) -> None:
         """
     )
     done = project.run("-q")
-    assert [re.sub(r"in [\d.]+s", "", line).split() for line in done.outlines] == [[".", "[100%]"], ["1", "passed"]]
+    dots, where, passed = done.outlines
+    assert where == f"joules: scripted: result: results/bench/scripted/{project.stored_run().run_id}.json"
+    assert [re.sub(r"in [\d.]+s", "", line).split() for line in (dots, passed)] == [[".", "[100%]"], ["1", "passed"]]
     assert project.verdicts()["test_two_at_once"].word == "held"
+    assert not any("joules" in line for line in project.run("-qq").outlines)

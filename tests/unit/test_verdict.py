@@ -398,3 +398,37 @@ def test_resolution_of_a_comparison_of_two_suites(predicts) -> None:
 
     prediction = predicts(cheaper, wants=("sweep", "against"), against="other")
     assert resolution(prediction, ("parallel",), BATCHES, 2, against=(("parallel",), BATCHES)) > 0.5
+
+
+def test_a_claim_that_is_a_band_is_told_by_its_two_figures(table, predicts) -> None:
+    sweep = table({8: (137.0, 137.0), 16: (111.0, 111.0)})
+
+    def claim(sweep: Sweep) -> None:
+        assert 0.15 <= sweep.energy_per_token_mj.saving(8, 16) <= 0.30
+
+    band = verdict.band(predicts(claim), sweep)
+    assert band is not None
+    assert band.condition == {"parallel": 16}
+    assert band.low == pytest.approx(0.70 * 137, rel=1e-4)
+    assert band.high == pytest.approx(0.85 * 137, rel=1e-4)
+
+
+def test_a_refuted_band_is_told_too_and_an_open_one_or_one_of_spreads_is_none(table, predicts) -> None:
+    sweep = table({8: (137.0, 139.0), 16: (111.0, 112.0)})
+
+    def refuted(sweep: Sweep) -> None:
+        assert 150 < sweep.energy_per_token_mj[8] < 170
+
+    def one_sided(sweep: Sweep) -> None:
+        assert sweep.energy_per_token_mj[16] < sweep.energy_per_token_mj[8]
+
+    def of_spread(sweep: Sweep) -> None:
+        assert 0.001 < sweep.energy_per_token_mj.spread[8] < 0.05
+
+    def of_speed(sweep: Sweep) -> None:
+        assert 1 < sweep.tokens_per_s[8] < 1e9
+
+    band = verdict.band(predicts(refuted), sweep)
+    assert band is not None
+    assert (band.low, band.high) == (pytest.approx(150, rel=1e-4), pytest.approx(170, rel=1e-4))
+    assert [verdict.band(predicts(f), sweep) for f in (one_sided, of_spread, of_speed)] == [None, None, None]

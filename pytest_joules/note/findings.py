@@ -1,0 +1,254 @@
+"""What the table itself shows, each statement judged as a prediction is. Pure.
+
+A finding is a claim made after the data. It is told with how surely it stands, by the same perturbed tables that make a
+verdict clear or narrow, so that the note never says more than the figures do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytest_joules import verdict
+from pytest_joules.errors import Unmeasured, Void
+from pytest_joules.note.lines import axis_name, change, figure_text
+from pytest_joules.prediction import Prediction, judge
+from pytest_joules.records import Run, Window
+from pytest_joules.sweep import Cell, Key, Sweep, from_run, label
+
+ENGINE = "engine"
+"""The axis along which tools are compared."""
+
+_WIDER = ("wall", "board")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One statement about the table.
+
+    Attributes:
+        text: a sentence.
+        sure: `clear` or `narrow`; empty of what is no statement about figures that could have come out otherwise.
+        why: what speaks against it, when it is narrow.
+    """
+
+    text: str
+    sure: str = ""
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} [{self.sure}{': ' + self.why if self.why else ''}]" if self.sure else self.text
+
+
+def main_axis(sweep: Sweep) -> str | None:
+    """The axis that the figures are looked at along: batch where it varies, else the first one of numbers, else the first."""
+    numeric = [axis for axis in sweep.axes if all(_is_number(c[axis]) for c in sweep.conditions)]
+    return next((axis for axis in ("parallel", *numeric, *sweep.axes) if axis in sweep.axes), None)
+
+
+def slices(sweep: Sweep, axis: str) -> Iterator[tuple[str, Sweep]]:
+    """The table along one axis, for each combination of the others: what is fixed, in words, and what is left."""
+    others = [name for name in sweep.axes if name != axis]
+    fixed = [
+        dict(zip(others, key, strict=True))
+        for key in dict.fromkeys(tuple(c[o] for o in others) for c in sweep.conditions)
+    ]
+    for values in fixed:
+        yield label(values), sweep.where(**values) if values else sweep
+
+
+def findings(run: Run) -> list[Finding]:
+    """Everything this software can state about a run."""
+    sweep = from_run(run)
+    axis = main_axis(sweep)
+    found: list[Finding] = []
+    if axis is not None and not all(cell.void for cell in sweep.cells):
+        flags = verdict.effects(run)
+        for fixed, table in slices(sweep, axis):
+            found += _along(table, axis, fixed, flags, run.meter.basis)
+        if ENGINE in sweep.axes:
+            found += _across_engines(sweep, flags)
+    found += [
+        finding for gate in run.gates if gate.name == "run order" and (finding := _order(gate.outcome, gate.value))
+    ]
+    found += _share_of_wall(run)
+    return found
+
+
+def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str) -> Iterator[Finding]:
+    """Extremes along one axis, and what the further conditions cost."""
+    name = axis_name(axis)
+    where = f"With {fixed}: " if fixed else ""
+    unsure = "" if basis in ("measured", "transcribed") else f" ({basis})"
+
+    def told(text: str, claim: Callable[[Sweep], bool], kept: Sweep) -> Finding:
+        left = "" if len(kept) == len(table) else f", of the {len(kept)} of {len(table)} conditions with a figure"
+        return _judged(f"{where}{text}{left}.", claim, kept, flags)
+
+    def at(key: Key, metric: str) -> str:
+        return figure_text(next(cell for cell in table.cells if cell.condition[axis] == key), metric)
+
+    energy = _with_figure(table, "energy_per_token_mj")
+    keys = list(energy.energy_per_token_mj)
+    low: Key = None
+    if len(keys) > 1:
+        figures, first, last = energy.energy_per_token_mj, keys[0], keys[-1]
+        low = figures.argmin()
+        published = next(cell.change for cell in table.cells if cell.condition[axis] == low)
+        saved = published if first == next(iter(table.energy_per_token_mj)) else ""
+        against = f", {saved or change(figures[low], figures[first])} than at {first}" if low != first else ""
+        yield told(
+            f"energy per token is lowest at {name} {low}, {at(low, 'energy_per_token_mj')} mJ{unsure}{against}",
+            lambda t: t.energy_per_token_mj.argmin() == low,
+            energy,
+        )
+        if low != last:
+            yield told(
+                f"past that it rises: {name} {last} costs {change(figures[last], figures[low])} per token than {low}{unsure}",
+                lambda t: t.energy_per_token_mj[last] > t.energy_per_token_mj[low],
+                energy,
+            )
+        elif _is_number(last):
+            before = keys[-2]
+            yield told(
+                f"it was still falling at the end of what was asked, by {1 - figures[last] / figures[before]:.0%} from {before} to {last}{unsure}",
+                lambda t: t.energy_per_token_mj[last] < t.energy_per_token_mj[before],
+                energy,
+            )
+    speed = _with_figure(table, "tokens_per_s")
+    keys = list(speed.tokens_per_s)
+    if len(keys) > 1:
+        top = speed.tokens_per_s.argmax()
+        yield told(
+            f"total speed is highest at {name} {top}, {at(top, 'tokens_per_s')} tok/s",
+            lambda t: t.tokens_per_s.argmax() == top,
+            speed,
+        )
+        each = _with_figure(table, "tokens_per_s_per_request").tokens_per_s_per_request
+        # What it is to be one of many is best said where energy is lowest: that is where one would run it.
+        many, alone = keys[-1] if low is None else low, keys[0]
+        if axis == "parallel" and many in each and alone in each and many != alone:
+            yield told(
+                f"for that a request at {name} {many} runs at {at(many, 'tokens_per_s_per_request')} tok/s, "
+                f"{each[many] / each[alone]:.0%} of the {at(alone, 'tokens_per_s_per_request')} it has at {alone}",
+                lambda t: t.tokens_per_s_per_request[many] < t.tokens_per_s_per_request[alone],
+                speed,
+            )
+    power = _with_figure(table, "power_w")
+    if len(power) > 1 and basis != "estimated":
+        least, most = power.power_w.argmin(), power.power_w.argmax()
+        yield told(
+            f"power is lowest at {name} {least}, {at(least, 'power_w')} W, and highest at {most}, {at(most, 'power_w')} W{unsure}",
+            lambda t: t.power_w.argmin() == least and t.power_w.argmax() == most,
+            power,
+        )
+
+
+def _judged(text: str, claim: Callable[[Sweep], bool], table: Sweep, flags: Sequence[str]) -> Finding:
+    def function(sweep: Sweep) -> None:
+        # Not the statement: whoever switches assertions off would have every finding called clear.
+        if not claim(sweep):
+            raise AssertionError(text)
+
+    as_prediction = Prediction(name=text, function=function, suite=table.about.suite)
+    robust = verdict.robustness(as_prediction, judge(as_prediction, table), table, flags=flags)
+    return Finding(text=text[:1].upper() + text[1:], sure=robust.word, why=robust.why_narrow)
+
+
+def _with_figure(table: Sweep, metric: str) -> Sweep:
+    """The table without the cells that have no such figure."""
+    return table.fresh([cell for cell in table.cells if _has(cell, metric)])
+
+
+def _has(cell: Cell, metric: str) -> bool:
+    try:
+        return math.isfinite(cell.mean(metric))
+    except (Unmeasured, Void):
+        return False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _across_engines(sweep: Sweep, flags: Sequence[str]) -> Iterator[Finding]:
+    """How far the tools agree, with the first one as the measure."""
+    engines = list(dict.fromkeys(condition[ENGINE] for condition in sweep.conditions))
+    for metric, what in (("energy_per_token_mj", "energy per token"), ("tokens_per_s", "tokens per second")):
+        for other in engines[1:]:
+            ratios = [
+                f"{label(fixed) or 'the only condition'} {middle:.3f} ({low:.3f} to {high:.3f})"
+                for fixed, middle, low, high in ratios_between(sweep, metric, ENGINE, engines[0], other)
+            ]
+            if ratios:
+                narrow = "; ".join(flags)
+                yield Finding(
+                    text=f"{other} over {engines[0]}, {what}, with the range in which 95 % of perturbed tables lie: {'; '.join(ratios)}.",
+                    sure="narrow" if narrow else "", why=narrow,
+                )  # fmt: skip
+
+
+def ratios_between(
+    sweep: Sweep, metric: str, axis: str, reference: Key, other: Key
+) -> Iterator[tuple[dict[str, Any], float, float, float]]:
+    """Ratios of a primary figure at two values of an axis: (the other axes' values, ratio, and its 95 % range).
+
+    The range comes from the perturbed tables that verdicts come from; where the noise of a pass is unknown it spans what
+    edges and calibration alone give.
+    """
+    logs = verdict.perturbations(sweep, np.random.default_rng(0))[metric]
+    places = {tuple(sorted((k, repr(v)) for k, v in c.items())): i for i, c in enumerate(sweep.conditions)}
+    for condition in sweep.conditions:
+        if condition[axis] != reference:
+            continue
+        pair = [
+            places.get(tuple(sorted((k, repr(v)) for k, v in {**condition, axis: value}.items())))
+            for value in (reference, other)
+        ]
+        if None in pair or not all(_has(sweep.cells[i], metric) for i in pair if i is not None):
+            continue
+        a, b = (i for i in pair if i is not None)
+        middle = sweep.cells[b].mean(metric) / sweep.cells[a].mean(metric)
+        low, high = np.exp(np.quantile(logs[:, b] - logs[:, a], (0.025, 0.975)))
+        yield (
+            {name: value for name, value in condition.items() if name != axis},
+            middle,
+            middle * float(low),
+            middle * float(high),
+        )
+
+
+def _order(outcome: str, value: object) -> Finding | None:
+    if outcome == "flag":
+        return Finding(text=f"The order of the conditions shows in the figures: {value}.")
+    return (
+        Finding(text=f"An effect of the order of the conditions is not shown: {value}.") if outcome == "pass" else None
+    )
+
+
+def _share_of_wall(run: Run) -> Iterator[Finding]:
+    """What share of a wider scope the measured one is, where both were read in the same windows."""
+    scopes = {rail.name: rail.scope for rail in run.meter.rails}
+    for wider in _WIDER:
+        shares = [
+            share
+            for window in run.windows
+            if window.role == "measured" and (share := _share(window, scopes, run.meter.scope, wider)) is not None
+        ]
+        if shares:
+            yield Finding(
+                text=f"The {run.meter.scope} took {min(shares):.0%} to {max(shares):.0%} of what the {wider} took in the same windows."
+            )
+
+
+def _share(window: Window, scopes: Mapping[str, str], scope: str, wider: str) -> float | None:
+    if scope == wider or window.energy_j is None:
+        return None
+    whole = [rail.energy_j for rail in window.rails if scopes.get(rail.rail) == wider]
+    if not whole or any(energy is None for energy in whole):
+        return None
+    return window.energy_j / math.fsum(energy for energy in whole if energy is not None)

@@ -1,0 +1,155 @@
+from dataclasses import replace
+
+import pytest
+
+from pytest_joules.note.findings import findings, main_axis, ratios_between
+from pytest_joules.records import Gate, PublishedCell, Rail, RailEnergy, Run
+from pytest_joules.sweep import Cell, Sweep
+
+
+@pytest.fixture
+def curve(make_run, make_window):
+    """A run over batch from mJ per token and tok/s of each pass."""
+
+    def build(energy: dict[int, tuple[float, ...]], speed: dict[int, float], **changes: object) -> Run:
+        windows = [
+            make_window(n, p, energy_j=mj * 128 * n / 1000, end_mono=100.0 + 128 * n / speed[n])
+            for n, passes in energy.items()
+            for p, mj in enumerate(passes)
+        ]
+        return make_run(*windows, **changes)
+
+    return build
+
+
+KNEE = {1: (530.0, 538.0), 8: (136.0, 138.0), 16: (110.0, 112.0), 32: (127.0, 129.0)}
+SPEED = {1: 55.6, 8: 293.2, 16: 338.8, 32: 322.7}
+
+
+def texts(run: Run) -> list[str]:
+    return [str(finding) for finding in findings(run)]
+
+
+def test_a_knee_is_told_with_its_saving_its_penalty_and_what_a_request_gives_up(curve) -> None:
+    assert texts(curve(KNEE, SPEED)) == [
+        "Energy per token is lowest at batch 16, 111 mJ, 79% less than at 1. [clear]",
+        "Past that it rises: batch 32 costs 15% more per token than 16. [clear]",
+        "Total speed is highest at batch 16, 339 tok/s. [clear]",
+        "For that a request at batch 16 runs at 21.2 tok/s, 38% of the 55.6 it has at 1. [clear]",
+        "Power is lowest at batch 1, 29.7 W, and highest at 32, 41.3 W. [narrow: 91% of perturbed tables agree]",
+    ]
+
+
+def test_a_curve_that_still_falls_is_not_called_a_minimum_without_saying_so(curve) -> None:
+    falling = curve({1: (500.0, 505.0), 2: (260.0, 262.0), 4: (140.0, 141.0)}, {1: 50.0, 2: 90.0, 4: 150.0})
+    assert "It was still falling at the end of what was asked, by 46% from 2 to 4. [clear]" in texts(falling)
+
+
+def test_what_the_noise_could_have_made_is_narrow(curve) -> None:
+    level = curve({8: (112.0, 109.0), 16: (110.0, 111.0)}, {8: 300.0, 16: 301.0})
+    least = next(f for f in findings(level) if "lowest" in f.text and "Energy" in f.text)
+    assert least.sure == "narrow"
+    assert "of perturbed tables agree" in least.why or "alone says" in least.why
+
+
+def test_drift_makes_every_finding_narrow(curve) -> None:
+    drift = Gate(name="drift", outcome="flag", value="rises by 6%", limit="2%")
+    told = [f for f in findings(curve(KNEE, SPEED, gates=(drift,))) if f.sure]
+    assert told
+    assert all(f.sure == "narrow" and "drift" in f.why for f in told)
+
+
+def test_a_void_condition_is_left_out_and_said_to_be(curve, make_window) -> None:
+    run = curve(KNEE, SPEED)
+    spoiled = tuple(
+        replace(w, outcome="void", failure="out of memory") if w.condition["parallel"] == 32 else w for w in run.windows
+    )
+    told = texts(replace(run, windows=spoiled))
+    assert told[0].startswith(
+        "Energy per token is lowest at batch 16, 111 mJ, 79% less than at 1, of the 3 of 4 conditions with a figure."
+    )
+    assert not any("32" in text for text in told)
+
+
+def test_nothing_is_found_in_a_table_that_is_void_altogether(curve) -> None:
+    frozen = Gate(name="meter follows the load", outcome="void", value="30 W and 30 W", limit="a rise of 5%")
+    assert findings(curve(KNEE, SPEED, gates=(frozen,))) == []
+
+
+def test_an_estimate_is_called_one_and_its_power_is_no_finding(curve) -> None:
+    run = curve(KNEE, SPEED)
+    told = texts(replace(run, meter=replace(run.meter, basis="estimated")))
+    assert "111 mJ (estimated)" in told[0]
+    assert not any(text.startswith("Power") for text in told)
+
+
+def test_the_share_of_the_wall_is_told_where_both_were_read(curve) -> None:
+    run = curve({1: (500.0, 500.0)}, {1: 50.0})
+    wall = Rail(
+        name="plug",
+        scope="wall",
+        covers=("wall",),
+        kind="instant",
+        basis="measured",
+        unit="W",
+        source="made up",
+        role="check",
+    )
+    windows = tuple(
+        replace(
+            w,
+            rails=(
+                RailEnergy(
+                    rail="plug",
+                    energy_j=2.0 * w.energy_j,
+                    uncertainty_j=1.0,
+                    updates=9,
+                    refresh_s=1.0,
+                    longest_gap_s=1.0,
+                ),
+            ),
+        )
+        for w in run.windows
+    )
+    told = texts(replace(run, windows=windows, meter=replace(run.meter, rails=(*run.meter.rails, wall))))
+    assert "The chip took 50% to 50% of what the wall took in the same windows." in told
+
+
+def test_tools_are_compared_at_equal_conditions_with_a_range() -> None:
+    def cell(engine: str, n: int, energy: tuple[float, float]) -> Cell:
+        passes = tuple({"energy_per_token_mj": e, "tokens_per_s": 10.0 * n} for e in energy)
+        return Cell(condition={"engine": engine, "parallel": n}, passes=passes)
+
+    sweep = Sweep(
+        ("engine", "parallel"),
+        [cell("a", 1, (100, 101)), cell("a", 8, (50, 51)), cell("b", 1, (104, 105)), cell("b", 8, (50, 50.5))],
+    )
+    (one, eight) = ratios_between(sweep, "energy_per_token_mj", "engine", "a", "b")
+    assert one[0] == {"parallel": 1}
+    assert one[1] == pytest.approx(209 / 201)
+    assert one[2] < one[1] < one[3]
+    assert eight[1] == pytest.approx(100.5 / 101)
+
+
+def test_batch_is_looked_along_before_other_numbers_and_numbers_before_words() -> None:
+    def axes(*names: str) -> Sweep:
+        values = {"engine": "a", "parallel": 1, "answer_tokens": 64}
+        return Sweep(names, [Cell(condition={name: values[name] for name in names})])
+
+    assert main_axis(axes("answer_tokens", "parallel")) == "parallel"
+    assert main_axis(axes("engine", "answer_tokens")) == "answer_tokens"
+    assert main_axis(axes("engine")) == "engine"
+    assert main_axis(Sweep((), [])) is None
+
+
+def test_a_saving_is_told_as_it_was_printed_and_not_worked_out_from_rounded_figures(make_run) -> None:
+    def cell(n: int, mj: float, change: str = "") -> PublishedCell:
+        figures = {"energy_per_token_mj": mj, "tokens_per_s": 100.0 * n}
+        return PublishedCell(
+            condition={"parallel": n}, figures=figures, spreads={"energy_per_token_mj": 0.01}, change=change
+        )
+
+    run = make_run(
+        published=(cell(1, 97.0), cell(16, 26.0, "74% less")), conditions=({"parallel": 1}, {"parallel": 16})
+    )
+    assert texts(run)[0].startswith("Energy per token is lowest at batch 16, 26.0 mJ, 74% less than at 1.")
