@@ -29,6 +29,9 @@ AGREE_FOR_CLEAR = 0.95
 LEAST_SD = 0.01
 _FARTHEST_LOG = 50.0
 _LARGEST_SHARE = 0.9
+_SPANS = {2: 3.0, 3: 1.5}
+"""By passes, how many times the span of the pass means is taken. Two runs whose passes differ by up to five times the noise are then
+held against each other with intervals that hold the truth in 94 % or more; the span alone came to 71 % of two passes."""
 _RESOLVED, _TABLES_EACH = 30, 60
 """The resolution of a suite is a rough share: so many tables, each perturbed so many times."""
 _PRIMARY = ("energy_per_token_mj", "tokens_per_s")
@@ -326,9 +329,10 @@ def perturbations(
 
 
 def figure_perturbations(sweep: Sweep, metric: str, rng: np.random.Generator, tables: int) -> np.ndarray | None:
-    """What the means of one figure are multiplied by, in logarithms: as `perturbations`, by the noise of that very figure.
+    """What the means of one figure are multiplied by, in logarithms, for use beside another run: as `perturbations`, by the noise
+    of that very figure, the last digit of printed ones in it.
 
-    The last digit of printed figures is in it.
+    What is common to a pass cancels within a run and not between two, and few passes hardly show it: hence `_SPANS`.
 
     Returns:
         (`tables`, cells); `None` where the noise is unknown: one pass, or a published table without the spread of this figure.
@@ -336,7 +340,9 @@ def figure_perturbations(sweep: Sweep, metric: str, rng: np.random.Generator, ta
     cells = sweep.cells
     if pooled_noise(sweep, metric) is None and not any(metric in cell.spreads for cell in cells):
         return None
-    logs: np.ndarray = _noise_logs(sweep, metric, rng, None, tables) + _printed_logs(cells, metric, rng, tables)
+    logs: np.ndarray = _noise_logs(sweep, metric, rng, None, tables, _SPANS.get(passes_of(sweep), 1.0)) + _printed_logs(
+        cells, metric, rng, tables
+    )
     if power := METRICS[metric].energy_power:
         logs += power * _meter_logs(cells, rng, tables)
     digits = rng.uniform(-1.0, 1.0, size=(tables, len(cells)))
@@ -345,7 +351,7 @@ def figure_perturbations(sweep: Sweep, metric: str, rng: np.random.Generator, ta
 
 
 def _noise_logs(
-    sweep: Sweep, metric: str, rng: np.random.Generator, passes: int | None, tables: int
+    sweep: Sweep, metric: str, rng: np.random.Generator, passes: int | None, tables: int, spans: float = 1.0
 ) -> np.ndarray:
     """The scatter of the passes, each cell's own and the one common to all."""
     own = max(1, passes_of(sweep))
@@ -357,7 +363,8 @@ def _noise_logs(
         # Every further pass brings as many degrees of freedom as the second did.
         noise = replace(noise, dof=noise.dof // (own - 1) * (passes - 1))
     t = rng.standard_t(noise.dof, size=(tables, len(sweep)))
-    common = rng.uniform(*noise.common, size=(tables, 1)) if noise.common[1] > noise.common[0] else 0.0
+    low, high = (spans * end for end in noise.common)
+    common = rng.uniform(low, high, size=(tables, 1)) if high > low else 0.0
     # With one degree of freedom t has no bounds, and exp of it no finite value.
     return np.clip(t * noise.sd / math.sqrt(passes) + common, -_FARTHEST_LOG, _FARTHEST_LOG)
 
@@ -370,8 +377,12 @@ def _printed_logs(cells: Sequence[Cell], metric: str, rng: np.random.Generator, 
 
 def _meter_logs(cells: Sequence[Cell], rng: np.random.Generator, tables: int) -> np.ndarray:
     """Edges and lag err differently in every window, the meter's gain alike in all."""
-    edges = rng.uniform(-1.0, 1.0, size=(tables, len(cells))) * np.minimum([c.half_width for c in cells], _LARGEST_SHARE)
-    gain = rng.uniform(-1.0, 1.0, size=(tables, 1)) * min(max((c.calibration for c in cells), default=0.0), _LARGEST_SHARE)
+    edges = rng.uniform(-1.0, 1.0, size=(tables, len(cells))) * np.minimum(
+        [c.half_width for c in cells], _LARGEST_SHARE
+    )
+    gain = rng.uniform(-1.0, 1.0, size=(tables, 1)) * min(
+        max((c.calibration for c in cells), default=0.0), _LARGEST_SHARE
+    )
     return np.log1p(edges) + np.log1p(gain)
 
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pkgutil
+import shutil
 import sys
 from typing import Any
 
@@ -38,6 +39,11 @@ def _root() -> None:
 def print_json(record: Any) -> None:
     """One strict JSON object on stdout: NaN and infinity are refused, not printed."""
     typer.echo(json.dumps(record, allow_nan=False, ensure_ascii=False, indent=2))
+
+
+def text_width() -> int:
+    """Columns that lines of text are wrapped at: the terminal's, 80 where there is none, 120 at most."""
+    return min(shutil.get_terminal_size().columns, 120)
 
 
 def usable_time(option: str, seconds: float) -> float:

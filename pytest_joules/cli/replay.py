@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pytest_joules.cli import EXIT_FAILED, _pytest, app, print_json
+from pytest_joules.cli import EXIT_FAILED, _pytest, app, print_json, text_width
 from pytest_joules.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,16 +69,12 @@ def _runs(session: Session) -> list[tuple[StoredRun, dict[str, Verdict]]]:
 
 def _matrix(found: list[tuple[StoredRun, dict[str, Verdict]]]) -> list[str]:
     """The same predictions on every machine that has a run of their suite, the newest run of each; nothing for one machine."""
-    from tabulate import tabulate
+    from pytest_joules.note import comparison
 
-    cells: dict[str, dict[str, str]] = {}
-    for stored, verdicts in sorted(found, key=lambda pair: pair[0].run.run_id):
-        for verdict in verdicts.values():
-            cells.setdefault(verdict.claim, {})[stored.run.machine_slug] = verdict.told
-    shared = {claim: by_machine for claim, by_machine in cells.items() if len(by_machine) > 1}
-    machines = sorted({machine for by_machine in shared.values() for machine in by_machine})
-    rows = [[claim, *(by_machine.get(machine, "") for machine in machines)] for claim, by_machine in shared.items()]
-    return ["", *tabulate(rows, headers=["", *machines], maxcolwidths=[40]).splitlines()] if rows else []
+    oldest_first = sorted(found, key=lambda pair: pair[0].run.run_id)
+    shared = comparison.matrix(((stored.run.machine_slug, v.values()) for stored, v in oldest_first), least=2)
+    machines = dataclasses.replace(shared, columns=tuple(sorted(shared.columns)))
+    return ["", *comparison.matrix_lines(machines, text_width())] if shared.rows else []
 
 
 def _heading(stored: StoredRun) -> str:
