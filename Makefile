@@ -1,7 +1,7 @@
 # uv from PATH, or fetched into .uv/ when there is none. The redirection matters to old make.
 UV := $(or $(shell command -v uv 2>/dev/null),.uv/bin/uv)
 
-.PHONY: quickstart test replay lint
+.PHONY: quickstart test replay costs check-costs lint docs
 
 quickstart: $(UV)
 	$(UV) run pytest predictions/test_quickstart.py
@@ -12,11 +12,22 @@ test: $(UV)
 replay: $(UV)
 	$(UV) run joules replay all
 
+# The table of what a token costs, anew from results/.
+costs: $(UV)
+	$(UV) run joules costs -o .
+
+check-costs: $(UV)
+	$(UV) run joules costs --check
+
 lint: $(UV)
 	$(UV) run ruff check
 	$(UV) run ruff format --check
 	$(UV) run mypy
 	$(UV) run lint-imports
+
+# Into site/, without the package and its compiler: the pages need neither.
+docs: $(UV)
+	NO_MKDOCS_2_WARNING=1 $(UV) run --only-group docs mkdocs build --strict
 
 .uv/bin/uv:
 	python3 -m venv .uv && .uv/bin/pip install --quiet uv
