@@ -72,11 +72,12 @@ class RealProject:
         """The suite, with some keys of some sections other than usual; `None` leaves a key out."""
         changed = copy.deepcopy(dict(SUITE))
         for section, value in sections.items():
-            merged = {**changed[section], **value} if isinstance(value, dict) and section != "vary" else value
+            merged = {**changed.get(section, {}), **value} if isinstance(value, dict) and section != "vary" else value
             changed[section] = (
                 {k: v for k, v in merged.items() if v is not None} if isinstance(merged, dict) else merged
             )
-        self.write("suites/real.yaml", yaml.safe_dump(changed, sort_keys=False))
+        kept = {section: value for section, value in changed.items() if value is not None}
+        self.write("suites/real.yaml", yaml.safe_dump(kept, sort_keys=False))
 
     def write(self, name: str, text: str) -> None:
         """A file of the project."""

@@ -133,8 +133,8 @@ def test_a_model_is_read_once_until_it_changes(tmp_path: Path, monkeypatch: pyte
     cache = tmp_path / "cache"
     monkeypatch.setattr(models.platformdirs, "user_cache_dir", lambda _: str(cache))
     reads: list[Path] = []
-    real = models._sha256
-    monkeypatch.setattr(models, "_sha256", lambda shard: reads.append(shard) or real(shard))
+    real = models.digest
+    monkeypatch.setattr(models, "digest", lambda shard: reads.append(shard) or real(shard))
     first = inspect(path)
     assert inspect(path) == first
     assert reads == [path]

