@@ -63,7 +63,7 @@ def compare(
     if run:
         found = {stored.path.resolve(): stored for stored in (_named(results, name) for name in run)}.values()
     else:
-        by_suite = _by_suite(results)
+        by_suite = runs_by_suite(results)
         if suite is None and len(by_suite) != 1:
             _list(by_suite, as_json)
             return
@@ -95,7 +95,7 @@ def compare(
             typer.echo(line)
 
 
-def _by_suite(results: Path) -> dict[str, list[Path]]:
+def runs_by_suite(results: Path) -> dict[str, list[Path]]:
     """Files of runs by suite, each oldest first."""
     from pytest_joules import store
 
@@ -138,7 +138,7 @@ def _named(results: Path, name: str) -> StoredRun:
 
     if Path(name).is_file():
         return store.load(Path(name))
-    path = next((path for paths in _by_suite(results).values() for path in paths if path.stem == name), None)
+    path = next((path for paths in runs_by_suite(results).values() for path in paths if path.stem == name), None)
     if path is None:
         raise UsageError(f"--run {name}: there is no such file, and no run of this id in {results}")
     return store.load(path)
@@ -166,7 +166,7 @@ def _newest(paths: Sequence[Path], skipped: list[str]) -> Iterator[StoredRun]:
     for path in reversed(paths):
         try:
             facts = store.head(path)
-            key = (path.parent.parent.name, *_model_files(facts))
+            key = (path.parent.parent.name, *model_files(facts))
             if facts.get("complete") is True and key not in found:
                 found[key] = store.load(path)
         except UsageError as error:
@@ -174,7 +174,7 @@ def _newest(paths: Sequence[Path], skipped: list[str]) -> Iterator[StoredRun]:
     yield from (found[key] for key in sorted(found, key=str))
 
 
-def _model_files(facts: dict[str, Any]) -> tuple[object, ...]:
+def model_files(facts: dict[str, Any]) -> tuple[object, ...]:
     """The model files of a run, which tell its runs on one machine apart unless the model is what varies."""
     axes, models = facts.get("axes"), facts.get("models")
     if not isinstance(axes, list) or not isinstance(models, list) or {"model", "format"} & set(map(str, axes)):

@@ -39,6 +39,8 @@ _MANY = 2.0
 _COMPARABLE: Mapping[Basis, str] = {"measured": "measured", "transcribed": "measured", "estimated": "estimated"}
 """What may be held against what; the energy of any other basis stands alone."""
 
+UNKNOWN_METER = "transcribed: what its meter and the edges of its windows may be off is not known, and in no interval"
+
 MOST_LINES = 16
 """More in one plot cannot be told apart."""
 
@@ -297,6 +299,17 @@ def _figure(one: Entry, condition: Condition, metric: str) -> Figure:
         return Figure(text=figure_text(cell, metric), why_none=str(error).removeprefix(f"{label(condition)}: "))
 
 
+def intervals(one: Entry, metric: str) -> tuple[dict[Key, tuple[float, float]], str]:
+    """The 95 % intervals of a run's figures by themselves, as factors of each figure, and why there are none.
+
+    Of the meter they hold the calibration error where one is stated, and nothing where none is.
+    """
+    why_not = _no_interval(one, one, metric)
+    logs = {} if why_not else _logs(one, metric, "alone", gain=True)
+    ends = {key: np.exp(np.quantile(drawn, (0.025, 0.975))).tolist() for key, drawn in logs.items()}
+    return {key: (low, high) for key, (low, high) in ends.items()}, why_not
+
+
 def _no_interval(one: Entry, reference: Entry, metric: str) -> str:
     """Why no interval can be given; empty where it can."""
     kind = METRICS[metric]
@@ -324,7 +337,7 @@ def _logs(one: Entry, metric: str, role: str, *, gain: bool) -> dict[Key, np.nda
     # The seed follows from the run, so that comparing again gives the same interval; from its role too, because a copied run keeps
     # its id, and draws that are alike would cancel.
     rng = np.random.default_rng(zlib.crc32(f"{role} {one.run.run_id}".encode()))
-    logs = figure_perturbations(one.sweep.fresh(cells), metric, rng, TABLES)
+    logs = figure_perturbations(one.sweep.fresh(cells), metric, rng, TABLES, alone=role == "alone")
     return {} if logs is None else {_key(cell.condition): logs[:, place] for place, cell in enumerate(cells)}
 
 
@@ -369,8 +382,7 @@ def _remarks(entries: Sequence[Entry], groups: Sequence[Group], metric: str) -> 
         yield from _of_meters(groups)
     said = [
         *((one.name, "cut short before its last window") for one in entries if not one.run.complete),
-        *((one.name, "transcribed: what its meter and the edges of its windows may be off is not known, and in no interval")
-          for one in entries if one.run.published),
+        *((one.name, UNKNOWN_METER) for one in entries if one.run.published),
         *_unstated(entries),
         *((one.name, f"{effect}. The mean is not of one machine, and no interval makes up for it") for one in entries for effect in one.effects),
         *((one.name, f"deviation: {deviation}") for one in entries for deviation in one.run.deviations),

@@ -81,31 +81,21 @@ def findings(run: Run) -> list[Finding]:
 
 def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str) -> Iterator[Finding]:
     """Extremes along one axis, and what the further conditions cost."""
-    name = axis_name(axis)
-    where = f"With {fixed}: " if fixed else ""
-    unsure = "" if basis in ("measured", "transcribed") else f" ({basis})"
+    name, unsure = axis_name(axis), _unsure(basis)
 
     def told(text: str, claim: Callable[[Sweep], bool], kept: Sweep) -> Finding:
-        left = "" if len(kept) == len(table) else f", of the {len(kept)} of {len(table)} conditions with a figure"
-        return _judged(f"{where}{text}{left}.", claim, kept, flags)
+        return _told(text, claim, kept, table, fixed, flags)
 
     def at(key: Key, metric: str) -> str:
-        return figure_text(next(cell for cell in table.cells if cell.condition[axis] == key), metric)
+        return _at(table, axis, key, metric)
 
     energy = _with_figure(table, "energy_per_token_mj")
     keys = list(energy.energy_per_token_mj)
     low: Key = None
-    if len(keys) > 1:
-        figures, first, last = energy.energy_per_token_mj, keys[0], keys[-1]
-        low = figures.argmin()
-        published = next(cell.change for cell in table.cells if cell.condition[axis] == low)
-        saved = published if first == next(iter(table.energy_per_token_mj)) else ""
-        against = f", {saved or change(figures[low], figures[first])} than at {first}" if low != first else ""
-        yield told(
-            f"energy per token is lowest at {name} {low}, {at(low, 'energy_per_token_mj')} mJ{unsure}{against}",
-            lambda t: t.energy_per_token_mj.argmin() == low,
-            energy,
-        )
+    if found := cheapest(table, axis, fixed, flags, basis):
+        low, finding = found
+        yield finding
+        figures, last = energy.energy_per_token_mj, keys[-1]
         if low != last:
             yield told(
                 f"past that it rises: {name} {last} costs {change(figures[last], figures[low])} per token than {low}{unsure}",
@@ -146,6 +136,43 @@ def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str
             lambda t: t.power_w.argmin() == least and t.power_w.argmax() == most,
             power,
         )
+
+
+def cheapest(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str) -> tuple[Key, Finding] | None:
+    """Where along one axis a token costs least, and how surely; `None` with fewer than two figures.
+
+    Args:
+        fixed: the values of the other axes, in words.
+        flags: what makes every finding on the run narrow.
+    """
+    energy = _with_figure(table, "energy_per_token_mj")
+    if len(energy) < 2:
+        return None
+    figures = energy.energy_per_token_mj
+    low, first = figures.argmin(), next(iter(figures))
+    published = next(cell.change for cell in table.cells if cell.condition[axis] == low)
+    saved = published if first == next(iter(table.energy_per_token_mj)) else ""
+    against = f", {saved or change(figures[low], figures[first])} than at {first}" if low != first else ""
+    mj = _at(table, axis, low, "energy_per_token_mj")
+    text = f"energy per token is lowest at {axis_name(axis)} {low}, {mj} mJ{_unsure(basis)}{against}"
+    return low, _told(text, lambda t: t.energy_per_token_mj.argmin() == low, energy, table, fixed, flags)
+
+
+def _told(
+    text: str, claim: Callable[[Sweep], bool], kept: Sweep, table: Sweep, fixed: str, flags: Sequence[str]
+) -> Finding:
+    """A claim about the conditions of a table that have a figure."""
+    where = f"With {fixed}: " if fixed else ""
+    left = "" if len(kept) == len(table) else f", of the {len(kept)} of {len(table)} conditions with a figure"
+    return _judged(f"{where}{text}{left}.", claim, kept, flags)
+
+
+def _at(table: Sweep, axis: str, key: Key, metric: str) -> str:
+    return figure_text(next(cell for cell in table.cells if cell.condition[axis] == key), metric)
+
+
+def _unsure(basis: str) -> str:
+    return "" if basis in ("measured", "transcribed") else f" ({basis})"
 
 
 def _judged(text: str, claim: Callable[[Sweep], bool], table: Sweep, flags: Sequence[str]) -> Finding:
