@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_joules.metrics import graded
 from pytest_joules.note import lines
 from pytest_joules.note.findings import Finding, findings
 from pytest_joules.note.lines import figure
@@ -54,6 +55,7 @@ class Document:
     method: tuple[str, ...]
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    grades: tuple[str, ...]
     figures: tuple[Figure, ...]
     findings: tuple[Finding, ...]
     deviations: tuple[str, ...]
@@ -88,6 +90,7 @@ def document(
         method=tuple(_method(run, sweep)),
         headers=tuple(headers),
         rows=tuple(tuple(row) for row in rows),
+        grades=tuple(lines.grades(run, sweep)),
         figures=tuple(drawn),
         findings=tuple(found),
         deviations=tuple(run.deviations),
@@ -198,7 +201,7 @@ def _method(run: Run, sweep: Sweep) -> Iterator[str]:
     )
     yield f"For each of {varied or 'one condition'}, in each pass, {_engine_words(run)} is started anew{context}."
     yield _warmup(protocol, measured)
-    yield _asked(run, measured)
+    yield _questions(run, measured) if run.questions else _asked(run, measured)
     yield _read(run, measured)
     passes = f"{run.passes} {'pass' if run.passes == 1 else 'passes'}"
     yield f"{passes}{', ' + _ORDERS.get(run.order, run.order) if run.passes > 1 else ''}; every figure is the mean over the passes of each window's own."
@@ -251,6 +254,22 @@ def _asked(run: Run, measured: Sequence[Window]) -> str:
     return f"{text}{f'; answers of {lengths} tokens were measured beside them' if lengths else ''}."
 
 
+def _questions(run: Run, measured: Sequence[Window]) -> str:
+    """What was asked of a model whose answers were graded."""
+    request, protocol = run.suite["request"], run.suite["protocol"]
+    sets = "; ".join(f"{one['name']} ({one['questions']}, sha256 {str(one['sha256'])[:12]})" for one in run.questions)
+    sizes = sorted({r.prompt_n + r.cache_n for w in measured for r in w.requests})
+    asked = _span(sorted({len({g.question for g in graded(w)}) for w in measured}))
+    often = f", {protocol['rounds']} times a window" if (protocol.get("rounds") or 1) > 1 else ""
+    greedy = f"temperature {request['temperature']:g}" if request.get("temperature") else "greedy"
+    return (
+        f"Then {asked} questions of {sets} are asked{often} in the model's chat template, {_span(sizes)} tokens long, each slot sent the next "
+        f"one when it has answered; the model ends an answer by itself or at {request['answer_tokens']} tokens, {greedy}: windows of "
+        f"{_span([w.window_s for w in measured], ' s')} with {_span(sorted({w.tokens for w in measured}))} tokens. Energy per right answer is "
+        "the window's energy over its right answers: wrong ones and the end, where slots fall idle, are in it."
+    )
+
+
 def _read(run: Run, measured: Sequence[Window]) -> str:
     meter = run.meter
     rails = "; ".join(f"{rail.name}: {rail.source}, {rail.kind.replace('_', ' ')}" for rail in meter.rails)
@@ -286,6 +305,7 @@ def _limits(run: Run, sweep: Sweep) -> Iterator[str]:
         "prompt" not in run.axes
         and not ({"answer_tokens", "prompt_text"} & set(run.axes))
         and not request.get("lengths")
+        and not run.questions
     ):
         yield f"one prompt and one answer length ({request.get('answer_tokens')} tokens); longer contexts read more of the KV cache at each step"
     yield from lines.limits(run, sweep, deviations=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -11,8 +12,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from pytest_joules import items
 from pytest_joules.errors import Unmeasured, Void
-from pytest_joules.metrics import METRICS
+from pytest_joules.metrics import METRICS, graded
 from pytest_joules.records import Run, Verdict, Window
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
@@ -71,23 +73,40 @@ def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
     """
     headers, rows = cells(sweep)
     if fmt == "simple":
-        headers = [re.sub(r" (?=request|token|spread|first|batch)", "\n", header) for header in headers]
+        headers = [re.sub(r" (?=request|token|correct|spread|first|batch)", "\n", header) for header in headers]
     aligned = ["right"] * len(headers)
     text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
     return text.splitlines()
 
 
 def cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the table, as text."""
+    """Headings and rows of the table, as text. Of graded answers the change and the spread are those of joules per correct one."""
     headers = [axis_name(axis) for axis in sweep.axes]
     first = sweep.cells[0] if sweep.cells else None
     reference = f"vs {_short(first, sweep, headers)}" if first else "vs first"
-    headers += ["tok/s", "tok/s per request", "W", "mJ per token", reference, "pass spread"]
+    columns = _GRADED_COLUMNS if any(cell.items for cell in sweep.cells) else _COLUMNS
+    headers += [*columns.values(), reference, "pass spread"]
     rows = [
-        [*(str(cell.condition[axis]) for axis in sweep.axes), *_row(cell, first if cell is not first else None)]
+        [*(str(cell.condition[axis]) for axis in sweep.axes), *_row(cell, first if cell is not first else None, tuple(columns))]
         for cell in sweep.cells
     ]
     return headers, rows
+
+
+_COLUMNS = {
+    "tokens_per_s": "tok/s",
+    "tokens_per_s_per_request": "tok/s per request",
+    "power_w": "W",
+    "energy_per_token_mj": "mJ per token",
+}
+_GRADED_COLUMNS = {
+    "tokens_per_s": "tok/s",
+    "power_w": "W",
+    "energy_per_token_mj": "mJ per token",
+    "accuracy": "correct",
+    "energy_per_correct_j": "J per correct",
+}
+"""Metrics of the table with their headings; the last one is the one that is compared."""
 
 
 def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
@@ -96,20 +115,17 @@ def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
     return "first"
 
 
-def _row(cell: Cell, reference: Cell | None) -> list[str]:
+def _row(cell: Cell, reference: Cell | None, metrics: Sequence[str]) -> list[str]:
     if cell.void:
-        return ["void", "", "", "", "", ""]
-    figures = [
-        figure_text(cell, metric)
-        for metric in ("tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj")
-    ]
+        return ["void", *[""] * (len(metrics) + 1)]
+    figures = [figure_text(cell, metric) for metric in metrics]
     try:
-        compared = change(cell.mean("energy_per_token_mj"), reference.mean("energy_per_token_mj")) if reference else ""
+        compared = change(cell.mean(metrics[-1]), reference.mean(metrics[-1])) if reference else ""
     except (Unmeasured, Void):
         compared = ""
     compared = cell.change or compared
     try:
-        spread = f"{cell.spread('energy_per_token_mj'):.1%}"
+        spread = f"{cell.spread(metrics[-1]):.1%}"
     except (Unmeasured, Void):
         spread = ""
     return [*figures, compared, spread]
@@ -120,12 +136,41 @@ def figure_text(cell: Cell, metric: str) -> str:
     try:
         # What was published is shown, also where it must not be judged by.
         value = cell.means[metric] if metric in cell.means else cell.mean(metric)
+        if metric == "accuracy":
+            return f"{value:.1%}"
     except Void:
         return "void"
     except Unmeasured:
         return "-"
     rounding = cell.roundings.get(metric, 0.0) * abs(value)
     return f"{value:,.{max(0, round(-math.log10(2 * rounding)))}f}" if rounding else figure(value)
+
+
+def grades(run: Run, sweep: Sweep) -> Iterator[str]:
+    """For each condition whose answers were graded: how many were right, what a right one took, each with its interval, and what became
+    of the others."""
+    for cell in sweep.cells:
+        windows = [w for w in run.windows if w.role == "measured" and dict(w.condition) == dict(cell.condition)]
+        given = [grade for window in windows for grade in graded(window)]
+        if cell.void or not cell.items or not given:
+            continue
+        asked, right = len(cell.items), math.fsum(item.right for item in cell.items.values())
+        low, high = items.wilson(right, asked)
+        name = ", ".join(f"{axis_name(axis)} {value}" for axis, value in cell.condition.items()) or "the only condition"
+        said = f"{name}: {right:g} of {asked} right, {right / asked:.1%} ({low:.0%} to {high:.0%})"
+        with contextlib.suppress(Void):
+            joules = cell.mean("energy_per_correct_j")
+            if between := items.interval(cell.items):
+                said += f"; {figure(joules)} J per right answer ({figure(between[0] * joules)} to {figure(between[1] * joules)})"
+        counts = {
+            "wrong": sum(not g.correct and g.extracted is not None for g in given),
+            "unanswered": sum(g.extracted is None for g in given),
+            "cut off": sum(g.cut_off for g in given),
+        }
+        each = "" if len(given) == asked else f" of {len(given)} answers in all passes"
+        drains = [float(w.engine["drain_share"]) for w in windows if "drain_share" in w.engine]
+        drain = f"; the drain took {math.fsum(drains) / len(drains):.1%} of the time" if drains else ""
+        yield f"{said}; {', '.join(f'{count} {what}' for what, count in counts.items())}{each}{drain}"
 
 
 def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
@@ -268,6 +313,8 @@ def note(run: Run, found: Sequence[Verdict], width: int = 0) -> list[str]:
     sweep = from_run(run)
     lines = [line for text in heading(run) for line in wrapped(text, width, "")]
     lines += ["", *table(sweep), ""]
+    if told := [line for text in grades(run, sweep) for line in wrapped(text, width, "  ")]:
+        lines += [*told, ""]
     lines += verdicts(found, width)
     if against := [line for text in limits(run, sweep) for line in wrapped(f"- {text}", width, "  ")]:
         lines += ["", "Limits", *against]

@@ -23,6 +23,8 @@ def _parts(note: Document, images: str) -> Iterator[str]:
     yield from (f"# {escaped(note.question)}", "", escaped(note.title) + ".", "", f"**{escaped(note.answer)}**", "")
     yield from (line for text in note.setup for line in (escaped(text), ""))
     yield from ("## Results", "", *table(note.headers, note.rows), "")
+    if note.grades:
+        yield from (*(f"- {escaped(line)}" for line in note.grades), "")
     yield from (
         "## Predictions",
         "",

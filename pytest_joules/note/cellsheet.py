@@ -1,0 +1,408 @@
+"""The sheet of a cell, and of what it does under load: for a terminal, as Markdown and as a page. Pure, but for the drawing."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tabulate import tabulate
+
+from pytest_joules.cell import SHARE, Quantity, Row, Served, Sheet, worst
+from pytest_joules.note.markdown import escaped
+from pytest_joules.queueing import Load, Outcome, Policy
+from pytest_joules.records import Basis
+
+if TYPE_CHECKING:
+    from pytest_joules.note.plots import Figure
+
+HEADS = ("quantity", "value", "unit", "basis", "from")
+MARK = "?"
+"""Stands before every figure with a placeholder in it, and in place of one that is not known."""
+
+GROWS = "grows"
+_TIMES = tuple((name, share) for name in ("waiting", "first_token", "total") for share in ("p50", "p99"))
+_TIME_HEADS = (
+    "\nreq/s", "wait, s\np50", "wait, s\np99", "to first, s\np50", "to first, s\np99", "to all, s\np50", "to all, s\np99",
+)  # fmt: skip
+_POWER_HEADS = (
+    "\nreq/s", "of\ncapacity", "slots\nbusy", "modules\nW", "wall\nW", "modules\nJ/answer", "wall\nJ/answer",
+)  # fmt: skip
+_POWERS = ("modules_w", "wall_w", "modules_per_answer_j", "wall_per_answer_j")
+_LEAST_WIDTH, _PLACES_WIDTH = 18, 10
+
+
+def value_text(row: Row) -> str:
+    """`? 294 to 532`: the figure or the range, marked where a placeholder is in it."""
+    one = row.value
+    if one is None:
+        return "-"
+    shown = _range(one, row.unit)
+    return f"{MARK} {shown}".rstrip() if one.basis == "placeholder" else shown
+
+
+def _range(one: Quantity, unit: str) -> str:
+    if not one.known:
+        return ""
+    low, high = (_number(end, unit) for end in one.ends)
+    percent = "%" if unit == SHARE else ""
+    return f"{low}{percent}" if low == high else f"{low} to {high}{percent}"
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == SHARE:
+        return f"{100 * value:.0f}" if value >= 0.1 else f"{100 * value:.2g}"
+    return f"{value:,.0f}" if not unit or value >= 100 else f"{value:.3g}"
+
+
+def numbers(sources: Sequence[str], every: Sequence[str]) -> str:
+    """`[1, 3-5]`: places of sources in the list of all of them."""
+    places = sorted(every.index(source) + 1 for source in sources)
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and place == runs[-1][-1] + 1:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return f"[{', '.join(f'{r[0]}-{r[-1]}' if len(r) > 1 else str(r[0]) for r in runs)}]" if runs else ""
+
+
+def _name(row: Row) -> str:
+    return f"{row.quantity} ({row.remark})" if row.remark else row.quantity
+
+
+def _cells(row: Row, every: Sequence[str]) -> list[str]:
+    if row.value is None:
+        return [_name(row), "", "", "", ""]
+    return [_name(row), value_text(row), row.unit, row.value.basis, numbers(row.value.sources, every)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderLoad:
+    """What was simulated: the same requests under one policy, at several rates."""
+
+    load: Load
+    policy: Policy
+    points: tuple[Served, ...]
+
+
+def _parted(row: Row, every: Sequence[str]) -> list[str]:
+    """The cells of a row where a table keeps no indents."""
+    name, *cells = _cells(row, every)
+    return [f"– {name.strip()}" if name.startswith(" ") else name, *cells]
+
+
+def _behind(sheet: Sheet, under: UnderLoad | None) -> tuple[list[str], list[str]]:
+    """Every source and every need, those of the simulation last."""
+    more = [one for point in (under.points if under else ()) for one in (point.times, point.wall_w)]
+    sources = [*sheet.sources, *(source for one in more for source in one.sources)]
+    needs = [*sheet.needs, *(need for one in more for need in one.needs)]
+    return list(dict.fromkeys(sources)), list(dict.fromkeys(needs))
+
+
+def about(sheet: Sheet) -> list[str]:
+    """What a reader must know before the figures."""
+    return [
+        "Composed from figures of modules at full load; no cell was measured. A total has the worst basis of all that is in it. "
+        f"{MARK} marks a figure with a placeholder in it: something that nobody has measured yet."
+    ]
+
+
+def lines(sheet: Sheet, under: UnderLoad | None, width: int) -> Iterator[str]:
+    """The sheet for a terminal."""
+    yield from textwrap.wrap(sheet.cell.name, width)
+    for line in about(sheet):
+        yield from textwrap.wrap(line, width)
+    yield ""
+    yield from _table(sheet, under, width)
+    if sheet.remarks:
+        yield ""
+    for remark in sheet.remarks:
+        yield from textwrap.wrap(f"- {remark}", width, subsequent_indent="  ")
+    if under:
+        yield from ("", *textwrap.wrap(told(under), width))
+        for heads, rows in load_tables(under):
+            # What stands over two columns is said once.
+            over = [head.split("\n")[0] for head in heads]
+            once = [
+                head if one != before else head[len(one) :]
+                for head, one, before in zip(heads, over, ["", *over], strict=False)
+            ]
+            yield from ("", *_tabulated(rows, once, "simple"))
+        yield ""
+        for remark in load_remarks(under):
+            yield from textwrap.wrap(f"- {remark}", width, subsequent_indent="  ")
+    sources, needs = _behind(sheet, under)
+    yield from ("", "From")
+    for number, source in enumerate(sources, 1):
+        yield from textwrap.wrap(f"[{number}] {source}", width, subsequent_indent="    ")
+    if needs:
+        yield from ("", "To be measured")
+        for need in needs:
+            yield from textwrap.wrap(f"- {need}", width, subsequent_indent="  ")
+
+
+def _table(sheet: Sheet, under: UnderLoad | None, width: int) -> Iterator[str]:
+    every, _ = _behind(sheet, under)
+    rows = [_cells(row, every) for part in sheet.parts for row in part.rows]
+    # tabulate makes a column at least two wider than its heading.
+    widths = [max(len(HEADS[i]) + 2, *(len(row[i]) for row in rows)) for i in range(len(HEADS))]
+    widths[4] = min(_PLACES_WIDTH, widths[4])
+    room = max(_LEAST_WIDTH, width - sum(one + 2 for one in widths[1:]))
+    shown: list[list[str]] = []
+    for number, part in enumerate(sheet.parts):
+        if number:
+            shown.append([""] * len(HEADS))
+        shown.append([textwrap.fill(part.title, room), "", "", "", ""])
+        for row in part.rows:
+            name, *cells, places = _cells(row, every)
+            indent = " " * (2 + len(name) - len(name.lstrip()))
+            wrapped = textwrap.fill(name.strip(), room, initial_indent=indent, subsequent_indent=f"{indent}  ")
+            shown.append([wrapped, *cells, textwrap.fill(places, widths[4])])
+    text = tabulate(
+        shown, headers=HEADS, tablefmt="simple", disable_numparse=True, colalign=("left", "right", "left", "left", "left"),
+        preserve_whitespace=True,
+    )  # fmt: skip
+    yield from (line.rstrip() for line in text.splitlines())
+
+
+def _tabulated(rows: Sequence[Sequence[str]], heads: Sequence[str], fmt: str) -> list[str]:
+    return tabulate(
+        rows, headers=heads, tablefmt=fmt, disable_numparse=True, colalign=["right"] * len(heads)
+    ).splitlines()
+
+
+def told(under: UnderLoad) -> str:
+    """What was simulated, in a sentence."""
+    load, policy = under.load, under.policy
+    lengths = "tokens, exponentially distributed" if load.answer_lengths == "exponential" else "tokens"
+    cap = f", at most {policy.cap} on a module" if policy.cap else ""
+    return (
+        f"One cell under load, simulated ({worst(one.times.basis for one in under.points)} times): Poisson arrivals, answers of "
+        f"{load.answer_tokens:g} {lengths}, prompts of {load.prompt_tokens:g}; {policy.placing}{cap}, {policy.batching} batching; "
+        f"{load.requests:,} requests at each rate, after {round(load.requests * load.warmup):,} that are left out; seed {load.seed}."
+    )
+
+
+def load_tables(under: UnderLoad) -> list[tuple[tuple[str, ...], list[list[str]]]]:
+    """Times in seconds, and power with energy per answer: headings and one row for each rate."""
+    times = [
+        [f"{one.requests_per_s:g}", *(_ends(one, partial(_time, name=name, share=share)) for name, share in _TIMES)]
+        for one in under.points
+    ]
+    power = [
+        [
+            f"{one.requests_per_s:g}",
+            _range(one.of_capacity, SHARE),
+            f"{_ends(one, lambda o: f'{100 * o.slots_busy_mean / o.slots:.0f}')}%",
+            *(GROWS if one.fast.growing or one.slow.growing else _marked(getattr(one, key)) for key in _POWERS),
+        ]
+        for one in under.points
+    ]
+    return [(_TIME_HEADS, times), (_POWER_HEADS, power)]
+
+
+def _time(outcome: Outcome, name: str, share: str) -> str:
+    if outcome.growing:
+        return GROWS
+    seconds: float = getattr(getattr(outcome, name), share).value
+    if seconds < 0.01:
+        return "0" if seconds < 0.0005 else f"{seconds:.1g}"
+    return f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.1f}"
+
+
+def _ends(one: Served, text: Callable[[Outcome], str]) -> str:
+    """`2.34-2.47`, or one text where both ends say the same."""
+    return "-".join(dict.fromkeys((text(one.fast), text(one.slow))))
+
+
+def _marked(one: Quantity) -> str:
+    shown = _range(one, "W").replace(" to ", "-")
+    return f"{MARK} {shown}".rstrip() if one.basis == "placeholder" else shown
+
+
+def load_remarks(under: UnderLoad) -> Iterator[str]:
+    """What is to be known of the simulated figures."""
+    yield (
+        "seconds: wait, in which nothing is done for a request; first, to the first token; all, to the whole answer. "
+        "p50 and p99: half and 99 of 100 requests take no longer"
+    )
+    if any(one.fast is not one.slow for one in under.points):
+        yield "a range is what the ranges of the cell's figures leave: all at the fast and frugal end, all at the other one"
+    steady = [o for one in under.points for o in (one.fast, one.slow) if not o.growing]
+    halves = [
+        estimate.half_width / estimate.value
+        for o in steady
+        for estimate in (o.total.mean, o.energy_per_answer_j)
+        if estimate is not None and estimate.half_width is not None and estimate.value
+    ]
+    if halves:
+        yield (
+            f"95 % half-widths of the simulation itself: up to {max(halves):.1%} of the mean time of an answer and of the modules' "
+            "energy for one; how far the figures of the modules are right is not in them"
+        )
+    if len(steady) < 2 * len(under.points):
+        yield f"{GROWS}: more than the cell can serve, so the queue grows for as long as one looks and no time is that of a steady state"
+    if any(o.correlated for o in steady):
+        yield "waits are alike over longer than the stretches that half-widths come from, so these are too small; ask for more requests"
+
+
+def markdown(sheet: Sheet, under: UnderLoad | None, drawn: Sequence[Figure], images: str) -> str:
+    """The sheet as Markdown, its plots as files in a folder beside it."""
+    return "\n".join(_markdown(sheet, under, drawn, images)).rstrip() + "\n"
+
+
+def _markdown(sheet: Sheet, under: UnderLoad | None, drawn: Sequence[Figure], images: str) -> Iterator[str]:
+    sources, needs = _behind(sheet, under)
+    yield from (f"# {escaped(sheet.cell.name)}", "")
+    for line in about(sheet):
+        yield from (escaped(line), "")
+    for part in sheet.parts:
+        rows = [[escaped(cell) for cell in _parted(row, sources)] for row in part.rows]
+        text = tabulate(
+            [[*row[:3], f"**{row[3]}**" if row[3] == "placeholder" else row[3], row[4]] for row in rows], headers=HEADS,
+            tablefmt="pipe", disable_numparse=True, colalign=("left", "right", "left", "left", "left"),
+        )  # fmt: skip
+        yield from (f"## {escaped(_capital(part.title))}", "", text, "")
+    if sheet.remarks:
+        yield from (*(f"- {escaped(remark)}" for remark in sheet.remarks), "")
+    if under:
+        yield from ("## Under load", "", escaped(told(under)), "")
+        for heads, rows in load_tables(under):
+            yield from (*_tabulated(rows, [" ".join(head.split()) for head in heads], "pipe"), "")
+        yield from (*(f"- {escaped(remark)}" for remark in load_remarks(under)), "")
+        for one in drawn:
+            yield from (f"![{escaped(one.told)}]({images}/{one.name}.svg)", "", escaped(one.caption), "")
+    yield from ("## From", "", *(f"{number}. {escaped(text)}" for number, text in enumerate(sources, 1)), "")
+    if needs:
+        yield from ("## To be measured", "", *(f"- {escaped(need)}" for need in needs))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def page(sheet: Sheet, under: UnderLoad | None, drawn: Sequence[Figure]) -> str:
+    """The sheet as one HTML page that fetches nothing.
+
+    Raises:
+        UsageError: jinja2 is not installed.
+    """
+    from pytest_joules.note.page import placed, rendered
+
+    sources, needs = _behind(sheet, under)
+    parts = [(_capital(part.title), [_parted(row, sources) for row in part.rows]) for part in sheet.parts]
+    return rendered(
+        "cell.html.j2",
+        title=sheet.cell.name,
+        about=about(sheet),
+        heads=HEADS,
+        parts=parts,
+        remarks=sheet.remarks,
+        told=told(under) if under else "",
+        tables=load_tables(under) if under else [],
+        load_remarks=list(load_remarks(under)) if under else [],
+        plots=placed(drawn),
+        sources=sources,
+        needs=needs,
+    )
+
+
+def figures(under: UnderLoad) -> list[Figure]:
+    """Times over load, and power and energy per answer over load; loads that the cell cannot serve are left out.
+
+    Raises:
+        UsageError: matplotlib is not installed.
+    """
+    from pytest_joules.note.plots import Series, lines_over
+
+    axis = "requests per s"
+    ends: list[tuple[str, Callable[[Served], Outcome]]] = [("", lambda one: one.fast)]
+    if any(one.fast is not one.slow for one in under.points):
+        ends = [(", fast end", lambda one: one.fast), (", slow end", lambda one: one.slow)]
+    times = [
+        Series(
+            name=f"{words}{which}",
+            points=[(_rate(one), getattr(end(one).total, share).value) for one in under.points if not end(one).growing],
+        )
+        for share, words in (("p50", "half"), ("p99", "99 of 100"))
+        for which, end in ends
+    ]
+    found = []
+    if any(series.points for series in times):
+        found.append(
+            lines_over(
+                "latency", f"Seconds from the arrival of a request to its whole answer (simulated, {_basis(under, 'times')}).",
+                axis, "s to the whole answer", [series for series in times if series.points],
+            )
+        )  # fmt: skip
+    for name, words, keys in (
+        ("power", "Mean power", (("modules_w", "modules"), ("wall_w", "wall"))),
+        ("energy", "Energy per answer", (("modules_per_answer_j", "modules"), ("wall_per_answer_j", "wall"))),
+    ):
+        series = [
+            Series(name=f"{what}{which}", points=points)
+            for key, what in keys
+            for end, which in _which(under, key)
+            if (points := [
+                (_rate(one), getattr(one, key).ends[end]) for one in under.points
+                if getattr(one, key).known
+            ])
+        ]  # fmt: skip
+        if series:
+            bases = ", ".join(f"{what} {_basis(under, key)}" for key, what in keys)
+            unit = "W" if name == "power" else "J per answer"
+            found.append(lines_over(name, f"{words} (simulated; {bases}).", axis, unit, series))
+    return found
+
+
+def _rate(one: Served) -> float:
+    """As it is to stand at an axis: 2 and not 2.0."""
+    return int(one.requests_per_s) if one.requests_per_s.is_integer() else one.requests_per_s
+
+
+def _which(under: UnderLoad, key: str) -> list[tuple[int, str]]:
+    ranged = any(q.known and q.ends[0] != q.ends[1] for one in under.points for q in [getattr(one, key)])
+    return [(0, ", least"), (1, ", most")] if ranged else [(0, "")]
+
+
+def _basis(under: UnderLoad, key: str) -> Basis:
+    return worst(getattr(one, key).basis for one in under.points)
+
+
+def record(sheet: Sheet, under: UnderLoad | None) -> dict[str, Any]:
+    """Everything as plain values."""
+    return {
+        "name": sheet.cell.name,
+        "parts": [
+            {"title": part.title, "rows": [_row_record(row) for row in part.rows if row.value is not None]} for part in sheet.parts
+        ],
+        "remarks": list(sheet.remarks),
+        "load": None if under is None else {
+            "answer_tokens": under.load.answer_tokens, "answer_lengths": under.load.answer_lengths,
+            "prompt_tokens": under.load.prompt_tokens, "requests": under.load.requests, "warmup": under.load.warmup,
+            "seed": under.load.seed, "placing": under.policy.placing, "cap": under.policy.cap, "batching": under.policy.batching,
+            "points": [_point(one) for one in under.points],
+        },
+    }  # fmt: skip
+
+
+def _row_record(row: Row) -> dict[str, Any]:
+    return {"key": row.key, "quantity": _name(row).strip(), "unit": row.unit, **_plain(row.value)}
+
+
+def _plain(one: Quantity | None) -> dict[str, Any]:
+    return dataclasses.asdict(one or Quantity())
+
+
+def _point(one: Served) -> dict[str, Any]:
+    return {
+        "requests_per_s": one.requests_per_s,
+        "basis": one.times.basis,
+        **{name: _plain(getattr(one, name)) for name in ("of_capacity", *_POWERS, "wall_per_token_mj")},
+        "fast": dataclasses.asdict(one.fast),
+        "slow": dataclasses.asdict(one.slow),
+    }
