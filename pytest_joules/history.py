@@ -25,8 +25,20 @@ def others(results: store.Store, run: Run, would_have_said: Callable[[Attempt], 
     """
     if run.published:
         return []
-    found = [a for a in known(results, run.machine_slug) if a.run_id != run.run_id and same_data(a, run)]
+    entered = known(results, run.machine_slug)
+    # Runs that came in another way than by measuring here, as with a merge, are in no ledger of this machine.
+    kept = [_as_attempt(stored.run) for stored in results.runs(run.machine_slug, run.suite_name)]
+    every = {attempt.run_id: attempt for attempt in (*kept, *entered)}
+    found = [a for _, a in sorted(every.items()) if a.run_id != run.run_id and same_data(a, run)]
     return [f"{attempt.run_id} ({attempt.suite}): {_became(results, attempt, would_have_said)}" for attempt in found]
+
+
+def _as_attempt(run: Run) -> Attempt:
+    return Attempt(
+        run_id=run.run_id, utc=run.started_utc, suite=run.suite_name, machine=run.machine_slug,
+        models={str(m["name"]): str(m.get("sha256", "")) for m in run.models}, conditions=run.conditions,
+        head=str(run.provenance.get("head", "")), outcome="complete" if run.complete else "cut short", windows=len(run.windows),
+    )  # fmt: skip
 
 
 def _became(results: store.Store, attempt: Attempt, would_have_said: Callable[[Attempt], str]) -> str:

@@ -53,7 +53,7 @@ def give(case: Case) -> Verdict:
         "selected": case.selected,
         "remark": ", ".join(_remarks(case)),
         "published": str(run.provenance.get("outcomes", {}).get(prediction.function.__name__, "")),
-        "of_record": f"{of_record.word} in {of_record.run_id}" if of_record else "",
+        "of_record": f"{of_record.told} in {of_record.run_id}" if of_record else "",
         "replayed": case.replayed,
         "primary": prediction.primary,
         "blobs": case.registered.blobs,

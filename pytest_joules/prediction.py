@@ -34,7 +34,8 @@ class Prediction:
         primary: the claim that its module stands or falls with.
         decide: `clear` makes a narrow outcome void.
         threshold: what the author says of the threshold, such as `chosen after the data`.
-        holds, fails: example tables, {metric: {condition: figure}}, on which it must hold and must fail.
+        holds: example tables, {metric: {condition: figure}}, on which it must hold.
+        fails: example tables on which it must fail.
     """
 
     name: str

@@ -43,9 +43,8 @@ def notes(session: Session, width: int = 80, power: PowerSource | None = None) -
         yield "", [told]
     for name, outcome in session.measured.items():
         if outcome.stored is not None:
-            shown = lines.note(outcome.stored.run, list(outcome.verdicts.values()), width)
-            before = [line for told in session.told_before(name) for line in lines.wrapped(f"- {told}", width, "  ")]
-            shown += ["", "Other attempts at these data", *before] if before else []
+            verdicts = list(outcome.verdicts.values())
+            shown = lines.note(outcome.stored.run, verdicts, width, session.told_before(name))
             yield f"joules: {name}", [*shown, "", f"result: {_relative(outcome.stored.path, session)}"]
     for name, kept in session.cut_short.items():
         yield f"joules: {name}", [f"cut short: {kept}"]

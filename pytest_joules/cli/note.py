@@ -15,13 +15,15 @@ from pytest_joules.errors import UsageError
 
 if TYPE_CHECKING:
     from pytest_joules.note.document import Document
-    from pytest_joules.records import Verdict
+    from pytest_joules.records import Sample, Verdict
     from pytest_joules.store import Store, StoredRun
 
 
 @app.command()
 def note(
-    run: Annotated[str, typer.Argument(help="a run's file or id, a suite's name, or 'latest'")] = "latest",
+    run: Annotated[
+        str, typer.Argument(help="a run's file or id, a suite's name or 'latest': the newest complete run")
+    ] = "latest",
     results: Annotated[Path, typer.Option(help="folder of the results")] = Path("results"),
     out: Annotated[
         Path | None,
@@ -38,10 +40,11 @@ def note(
 
     Example: joules note quickstart -o note
 
-    The page is one file, fetches nothing, and follows the reader's light or dark setting. With --json the keys are run_id, suite,
-    machine, basis, scope, meter, rows (condition and metrics) and verdicts.
+    The page is one file, fetches nothing, and follows the reader's light or dark setting; files of an earlier -o are written anew.
+    With --json the keys are run_id, suite, machine, complete, passes, basis, scope, covers, meter, deviations, limits, rows
+    (condition, metrics, and the spread of energy per token over the passes) and verdicts.
     """
-    from pytest_joules import store
+    from pytest_joules import history, store
     from pytest_joules.note import lines, markdown
     from pytest_joules.sweep import from_run
 
@@ -62,18 +65,26 @@ def note(
                 "run_id": stored.run.run_id,
                 "suite": stored.run.suite_name,
                 "machine": stored.run.machine_slug,
+                "complete": stored.run.complete,
+                "passes": stored.run.passes,
                 "basis": stored.run.meter.basis,
                 "scope": stored.run.meter.scope,
+                "covers": list(stored.run.meter.covers),
                 "meter": stored.run.meter.name,
+                "deviations": list(stored.run.deviations),
+                "limits": [*store.damaged_verdicts(stored), *lines.limits(stored.run, sweep, deviations=False)],
                 "rows": list(lines.rows(sweep)),
                 "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
             }
         )
     else:
-        for line in lines.note(stored.run, verdicts, min(shutil.get_terminal_size().columns, 120)):
+        others = history.others(kept, stored.run)
+        for fault in store.damaged_verdicts(stored):
+            typer.echo(f"joules: {fault}", err=True)
+        for line in lines.note(stored.run, verdicts, min(shutil.get_terminal_size().columns, 120), others):
             word, rest = lines.verdict_word(line)
             # Colours are taken out again where the output is no terminal.
-            plain = "NO_COLOR" in os.environ or not word
+            plain = not word or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
             typer.echo(line if plain else typer.style(word, fg=_COLOURS.get(word, "yellow"), bold=True) + rest)
 
 
@@ -84,16 +95,24 @@ def _document(results: Store, stored: StoredRun, verdicts: list[Verdict], *, plo
     from pytest_joules import history, store
     from pytest_joules.note.document import document
 
-    drawn = []
+    drawn, damaged = [], store.damaged_verdicts(stored)
     if plots:
         from pytest_joules.note.plots import figures
 
-        drawn = figures(stored.run, verdicts, store.load_samples(stored))
+        samples: list[Sample] = []
+        try:
+            samples = store.load_samples(stored)
+        except UsageError as error:
+            damaged.append(f"no power traces: {error}".replace(f"{stored.path.parent}{os.sep}", ""))
+        drawn = figures(stored.run, verdicts, samples)
     files = [stored.path, stored.verdicts_path, stored.path.with_name(stored.run.samples_file or stored.path.name)]
+    files += [stored.path.with_name(stored.run.answers_file)] if stored.run.answers_file else []
     named = [
-        f"{path.parent.parent.name}/{path.parent.name}/{path.name}" for path in dict.fromkeys(files) if path.exists()
+        f"{results.folder.name}/{path.parent.parent.name}/{path.parent.name}/{path.name}"
+        for path in dict.fromkeys(files)
+        if path.exists()
     ]
-    return document(stored.run, verdicts, drawn, history.others(results, stored.run), named)
+    return document(stored.run, verdicts, drawn, history.others(results, stored.run), named, damaged)
 
 
 def _write(note: Document, stored: StoredRun, out: Path) -> None:
@@ -103,6 +122,8 @@ def _write(note: Document, stored: StoredRun, out: Path) -> None:
     from pytest_joules.note.markdown import markdown
     from pytest_joules.note.page import html
 
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"-o {out}: is a file; name a folder")
     name = stem(stored.run)
     page = html(note)
     texts = {f"{name}/{figure.name}.svg": figure.standalone for figure in note.figures}

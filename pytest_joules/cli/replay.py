@@ -89,7 +89,7 @@ def _line(verdict: Verdict) -> str:
     why = "" if verdict.word == "held" else verdict.detail or ""
     parts = [f"{verdict.told} [{', '.join(remarks)}]: {verdict.claim}"]
     parts += [f"published: {verdict.published}"] if verdict.published else []
-    parts += [f"its text was changed after it was {verdict.changed} on this run"] if verdict.changed else []
+    parts += [f"what it rests on was changed after it was {verdict.changed} on this run"] if verdict.changed else []
     parts += [one_line(why, 160)] if why else []
     parts += [verdict.compared] if verdict.compared and verdict.word == "held" else []
     return " | ".join(parts)

@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from pytest_joules.cell import SHARE, Quantity, Row, Served, Sheet, worst
 from pytest_joules.note.markdown import escaped
-from pytest_joules.queueing import Load, Outcome, Policy
+from pytest_joules.queueing import Load, Outcome, Policy, Trace
 from pytest_joules.records import Basis
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _POWER_HEADS = (
     "\nreq/s", "of\ncapacity", "slots\nbusy", "modules\nW", "wall\nW", "modules\nJ/answer", "wall\nJ/answer",
 )  # fmt: skip
 _POWERS = ("modules_w", "wall_w", "modules_per_answer_j", "wall_per_answer_j")
-_LEAST_WIDTH, _PLACES_WIDTH = 18, 10
+_LEAST_WIDTH, _PLACES_WIDTH = 18, 8
 
 
 def value_text(row: Row) -> str:
@@ -55,6 +55,8 @@ def _range(one: Quantity, unit: str) -> str:
 def _number(value: float, unit: str) -> str:
     if unit == SHARE:
         return f"{100 * value:.0f}" if value >= 0.1 else f"{100 * value:.2g}"
+    if unit.startswith("J"):
+        return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
     return f"{value:,.0f}" if not unit or value >= 100 else f"{value:.3g}"
 
 
@@ -82,9 +84,9 @@ def _cells(row: Row, every: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderLoad:
-    """What was simulated: the same requests under one policy, at several rates."""
+    """What was simulated under one policy: the same requests at several rates, or a trace."""
 
-    load: Load
+    load: Load | Trace
     policy: Policy
     points: tuple[Served, ...]
 
@@ -178,24 +180,32 @@ def _tabulated(rows: Sequence[Sequence[str]], heads: Sequence[str], fmt: str) ->
 def told(under: UnderLoad) -> str:
     """What was simulated, in a sentence."""
     load, policy = under.load, under.policy
-    lengths = "tokens, exponentially distributed" if load.answer_lengths == "exponential" else "tokens"
     cap = f", at most {policy.cap} on a module" if policy.cap else ""
+    served = f"{policy.placing}{cap}, {policy.batching} batching"
+    basis = worst(one.times.basis for one in under.points)
+    if isinstance(load, Trace):
+        return (
+            f"One cell under a trace, simulated ({basis} times): {len(load.arrivals):,} requests, in the mean "
+            f"{load.requests_per_s:.3g} in a second, with prompts of {load.prompt_tokens:.3g} and answers of {load.answer_tokens:.3g} "
+            f"tokens; {served}; power and energy are of the time from the first arrival to the last answer."
+        )
+    lengths = "tokens, exponentially distributed" if load.answer_lengths == "exponential" else "tokens"
     return (
-        f"One cell under load, simulated ({worst(one.times.basis for one in under.points)} times): Poisson arrivals, answers of "
-        f"{load.answer_tokens:g} {lengths}, prompts of {load.prompt_tokens:g}; {policy.placing}{cap}, {policy.batching} batching; "
-        f"{load.requests:,} requests at each rate, after {round(load.requests * load.warmup):,} that are left out; seed {load.seed}."
+        f"One cell under load, simulated ({basis} times): Poisson arrivals, answers of {load.answer_tokens:g} {lengths}, prompts of "
+        f"{load.prompt_tokens:g}; {served}; {load.requests:,} requests at each rate, after "
+        f"{round(load.requests * load.warmup):,} that are left out; seed {load.seed}."
     )
 
 
 def load_tables(under: UnderLoad) -> list[tuple[tuple[str, ...], list[list[str]]]]:
     """Times in seconds, and power with energy per answer: headings and one row for each rate."""
     times = [
-        [f"{one.requests_per_s:g}", *(_ends(one, partial(_time, name=name, share=share)) for name, share in _TIMES)]
+        [f"{one.requests_per_s:.4g}", *(_ends(one, partial(_time, name=name, share=share)) for name, share in _TIMES)]
         for one in under.points
     ]
     power = [
         [
-            f"{one.requests_per_s:g}",
+            f"{one.requests_per_s:.4g}",
             _range(one.of_capacity, SHARE),
             f"{_ends(one, lambda o: f'{100 * o.slots_busy_mean / o.slots:.0f}')}%",
             *(GROWS if one.fast.growing or one.slow.growing else _marked(getattr(one, key)) for key in _POWERS),
@@ -232,6 +242,8 @@ def load_remarks(under: UnderLoad) -> Iterator[str]:
     )
     if any(one.fast is not one.slow for one in under.points):
         yield "a range is what the ranges of the cell's figures leave: all at the fast and frugal end, all at the other one"
+    if under.load.prompt_tokens and under.points[0].fast.prefill_busy is None:
+        yield "there are no prefill modules: beside the prompts in the measured windows, prompts take no time and no energy here"
     steady = [o for one in under.points for o in (one.fast, one.slow) if not o.growing]
     halves = [
         estimate.half_width / estimate.value
@@ -312,13 +324,15 @@ def page(sheet: Sheet, under: UnderLoad | None, drawn: Sequence[Figure]) -> str:
 
 
 def figures(under: UnderLoad) -> list[Figure]:
-    """Times over load, and power and energy per answer over load; loads that the cell cannot serve are left out.
+    """Times over load, and power and energy per answer over load, without loads that the cell cannot serve; nothing of a trace.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
     from pytest_joules.note.plots import Series, lines_over
 
+    if isinstance(under.load, Trace):
+        return []
     axis = "requests per s"
     ends: list[tuple[str, Callable[[Served], Outcome]]] = [("", lambda one: one.fast)]
     if any(one.fast is not one.slow for one in under.points):
@@ -382,11 +396,19 @@ def record(sheet: Sheet, under: UnderLoad | None) -> dict[str, Any]:
         ],
         "remarks": list(sheet.remarks),
         "load": None if under is None else {
-            "answer_tokens": under.load.answer_tokens, "answer_lengths": under.load.answer_lengths,
-            "prompt_tokens": under.load.prompt_tokens, "requests": under.load.requests, "warmup": under.load.warmup,
-            "seed": under.load.seed, "placing": under.policy.placing, "cap": under.policy.cap, "batching": under.policy.batching,
+            **_load_record(under.load), "placing": under.policy.placing, "cap": under.policy.cap, "batching": under.policy.batching,
             "points": [_point(one) for one in under.points],
         },
+    }  # fmt: skip
+
+
+def _load_record(load: Load | Trace) -> dict[str, Any]:
+    known = {"arrivals": "trace" if isinstance(load, Trace) else "poisson", "answer_tokens": load.answer_tokens}
+    known["prompt_tokens"] = load.prompt_tokens
+    if isinstance(load, Trace):
+        return {**known, "answer_lengths": None, "requests": len(load.arrivals), "warmup": 0.0, "seed": None}
+    return {
+        **known, "answer_lengths": load.answer_lengths, "requests": load.requests, "warmup": load.warmup, "seed": load.seed
     }  # fmt: skip
 
 

@@ -66,11 +66,17 @@ class Document:
 
 
 def document(
-    run: Run, verdicts: Sequence[Verdict], drawn: Sequence[Figure], attempts: Sequence[str], files: Sequence[str]
+    run: Run,
+    verdicts: Sequence[Verdict],
+    drawn: Sequence[Figure],
+    attempts: Sequence[str],
+    files: Sequence[str],
+    damaged: Sequence[str] = (),
 ) -> Document:
     """The parts of the note of a run.
 
     Args:
+        damaged: what of the stored files cannot be read.
         verdicts: the one that stands, of each prediction.
         attempts: other attempts at these data, a line each.
         files: what is stored of the run, as paths below the results folder.
@@ -94,7 +100,7 @@ def document(
         figures=tuple(drawn),
         findings=tuple(found),
         deviations=tuple(run.deviations),
-        limits=tuple(_limits(run, sweep)),
+        limits=(*damaged, *_limits(run, sweep)),
         attempts=tuple(attempts),
         reproduce=tuple(_reproduce(run, verdicts)),
         files=tuple(files),
@@ -111,7 +117,7 @@ def _answer(verdicts: Sequence[Verdict], found: Sequence[Finding], basis: str) -
     if primary := next((v for v in verdicts if v.primary), None):
         parts.append(f"the primary claim was {primary.told}: {primary.claim.rstrip('.')}")
     parts.append(_tally(verdicts))
-    least = next((f for f in found if "energy per token is lowest" in f.text.lower()), None)
+    least = next((f for f in found if f.shown and "energy per token is lowest" in f.text.lower()), None)
     if least is not None:
         sure = f" ({least.sure})" if least.sure == "narrow" else ""
         parts.append(f"{least.text[:1].lower()}{least.text[1:].rstrip('.')}{sure}")
@@ -154,7 +160,7 @@ def _claim(verdict: Verdict) -> Claim:
     because += [f"published: {verdict.published}"] if verdict.published else []
     because += [f"compared with run {verdict.against_run_id}"] if verdict.against_run_id else []
     because += [f"a replication; of record is {verdict.of_record}"] if verdict.of_record else []
-    because += [f"its text was changed after it was {verdict.changed} on this run"] if verdict.changed else []
+    because += [f"what it rests on was changed after it was {verdict.changed} on this run"] if verdict.changed else []
     because += [] if verdict.selected else ["it was deselected when the suite was measured"]
     because += ["judged again on the stored run"] if verdict.replayed else []
     return Claim(
@@ -193,6 +199,8 @@ def _method(run: Run, sweep: Sweep) -> Iterator[str]:
     suite = run.suite
     protocol, server = suite.get("protocol", {}), suite.get("server", {})
     measured = [w for w in run.windows if w.role == "measured"]
+    if run.published:
+        yield "Somebody else measured this and published a table. The method is told as the suite asks for it, and was not checked."
     varied = "; ".join(
         f"{lines.axis_name(axis)} {', '.join(str(v) for v in values)}" for axis, values in suite.get("vary", {}).items()
     )
@@ -203,14 +211,15 @@ def _method(run: Run, sweep: Sweep) -> Iterator[str]:
     yield _warmup(protocol, measured)
     yield _questions(run, measured) if run.questions else _asked(run, measured)
     yield _read(run, measured)
+    whence = "as published" if run.published else "the mean over the passes of each window's own"
     passes = f"{run.passes} {'pass' if run.passes == 1 else 'passes'}"
-    yield f"{passes}{', ' + _ORDERS.get(run.order, run.order) if run.passes > 1 else ''}; every figure is the mean over the passes of each window's own."
+    yield f"{passes}{', ' + _ORDERS.get(run.order, run.order) if run.passes > 1 else ''}; every figure is {whence}."
     yield (
         "A window lasts from the first request sent to the last answer received. Energy per token is its energy over the tokens generated "
         "in it, so the prompts' share is inside; tok/s is those tokens over its length; W is its energy over its length."
     )
     if run.idle is not None:
-        yield f"With the server loaded and silent the machine took {figure(run.idle.mean_w)} W (standard deviation {run.idle.sd_w:.2g} W over {run.idle.seconds:.0f} s)."
+        yield f"With the server loaded and silent the {run.meter.scope} took ({run.meter.basis}) {figure(run.idle.mean_w)} W (standard deviation {run.idle.sd_w:.2g} W over {run.idle.seconds:.0f} s)."
     if measured:
         yield f"The run took from {run.started_utc} to {run.finished_utc}, {duration(sum(w.window_s for w in measured))} of it in windows."
 

@@ -24,6 +24,9 @@ ENGINE = "engine"
 """The axis along which tools are compared."""
 
 _WIDER = ("wall", "board")
+_ALIKE = 0.005
+"""Figures that differ by less are told as no rise and no fall."""
+_MORE_LIKELY_THAN_NOT = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +37,17 @@ class Finding:
         text: a sentence.
         sure: `clear` or `narrow`; empty of what is no statement about figures that could have come out otherwise.
         why: what speaks against it, when it is narrow.
+        shown: whether the figures rather show it than not.
     """
 
     text: str
     sure: str = ""
     why: str = ""
+    shown: bool = True
 
     def __str__(self) -> str:
-        return f"{self.text} [{self.sure}{': ' + self.why if self.why else ''}]" if self.sure else self.text
+        about = f" [{self.sure}{': ' + self.why if self.why else ''}]" if self.sure and self.shown else ""
+        return f"{self.text}{about}"
 
 
 def main_axis(sweep: Sweep) -> str | None:
@@ -68,6 +74,7 @@ def findings(run: Run) -> list[Finding]:
     found: list[Finding] = []
     if axis is not None and not all(cell.void for cell in sweep.cells):
         flags = verdict.effects(run)
+        found += _over_all(sweep, flags, run.meter.basis)
         for fixed, table in slices(sweep, axis):
             found += _along(table, axis, fixed, flags, run.meter.basis)
         if ENGINE in sweep.axes:
@@ -77,6 +84,17 @@ def findings(run: Run) -> list[Finding]:
     ]
     found += _share_of_wall(run)
     return found
+
+
+def _over_all(sweep: Sweep, flags: Sequence[str], basis: str) -> Iterator[Finding]:
+    """Where of a grid the least energy is."""
+    energy = _with_figure(sweep, "energy_per_token_mj")
+    if len(sweep.axes) < 2 or len(energy) < 2:
+        return
+    low = energy.energy_per_token_mj.argmin()
+    cell = next(cell for cell in energy.cells if cell.condition == energy[low].condition)
+    text = f"of all conditions energy per token is lowest at {label(cell.condition)}, {figure_text(cell, 'energy_per_token_mj')} mJ{_unsure(basis)}"
+    yield _told(text, lambda t: t.energy_per_token_mj.argmin() == low, energy, sweep, "", flags)
 
 
 def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str) -> Iterator[Finding]:
@@ -96,16 +114,21 @@ def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str
         low, finding = found
         yield finding
         figures, last = energy.energy_per_token_mj, keys[-1]
-        if low != last:
+        if low != last and _is_number(last) and figures[last] > (1 + _ALIKE) * figures[low]:
             yield told(
-                f"past that it rises: {name} {last} costs {change(figures[last], figures[low])} per token than {low}{unsure}",
+                f"at the far end, {name} {last}, a token costs {change(figures[last], figures[low])} than at {low}{unsure}",
                 lambda t: t.energy_per_token_mj[last] > t.energy_per_token_mj[low],
                 energy,
             )
-        elif _is_number(last):
+        elif low == last and _is_number(last) and figures[last] < (1 - _ALIKE) * figures[keys[-2]]:
             before = keys[-2]
+            end = (
+                "the end of what was asked"
+                if last == table.cells[-1].condition[axis]
+                else f"{name} {last}, the last with a figure"
+            )
             yield told(
-                f"it was still falling at the end of what was asked, by {1 - figures[last] / figures[before]:.0%} from {before} to {last}{unsure}",
+                f"it was still falling at {end}, by {1 - figures[last] / figures[before]:.0%} from {before} to {last}{unsure}",
                 lambda t: t.energy_per_token_mj[last] < t.energy_per_token_mj[before],
                 energy,
             )
@@ -122,8 +145,9 @@ def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str
         # What it is to be one of many is best said where energy is lowest: that is where one would run it.
         many, alone = keys[-1] if low is None else low, keys[0]
         if axis == "parallel" and many in each and alone in each and many != alone:
+            where = ", where a token costs least," if many == low else ""
             yield told(
-                f"for that a request at {name} {many} runs at {at(many, 'tokens_per_s_per_request')} tok/s, "
+                f"a request at {name} {many}{where} runs at {at(many, 'tokens_per_s_per_request')} tok/s, "
                 f"{each[many] / each[alone]:.0%} of the {at(alone, 'tokens_per_s_per_request')} it has at {alone}",
                 lambda t: t.tokens_per_s_per_request[many] < t.tokens_per_s_per_request[alone],
                 speed,
@@ -172,7 +196,7 @@ def _at(table: Sweep, axis: str, key: Key, metric: str) -> str:
 
 
 def _unsure(basis: str) -> str:
-    return "" if basis in ("measured", "transcribed") else f" ({basis})"
+    return "" if basis == "measured" else f" ({basis})"
 
 
 def _judged(text: str, claim: Callable[[Sweep], bool], table: Sweep, flags: Sequence[str]) -> Finding:
@@ -183,6 +207,12 @@ def _judged(text: str, claim: Callable[[Sweep], bool], table: Sweep, flags: Sequ
 
     as_prediction = Prediction(name=text, function=function, suite=table.about.suite)
     robust = verdict.robustness(as_prediction, judge(as_prediction, table), table, flags=flags)
+    if robust.agreement is not None and robust.agreement < _MORE_LIKELY_THAN_NOT:
+        return Finding(
+            text=f"Not shown, since only {robust.agreement:.0%} of perturbed tables agree: {text}",
+            sure="narrow",
+            shown=False,
+        )
     return Finding(text=text[:1].upper() + text[1:], sure=robust.word, why=robust.why_narrow)
 
 

@@ -18,10 +18,14 @@ from pytest_joules.metrics import METRICS, graded
 from pytest_joules.records import Run, Verdict, Window
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
-from pytest_joules.words import duration
+from pytest_joules.words import duration, printable
 
 _AXIS_NAMES = {"parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context"}
 """Axes whose common name is shorter than the suite's key."""
+
+
+_LONGEST_REFERENCE = 12
+"""A longer value in a heading would make its column wider than its figures."""
 
 
 def axis_name(axis: str) -> str:
@@ -54,6 +58,7 @@ def heading(run: Run) -> list[str]:
         f"{machine['chip']}, {machine['memory_gb']} GB, {machine['os']}. {engines}. {models}.",
         f"{meter.basis.capitalize()} energy of the {meter.scope} ({', '.join(meter.covers)}) by {meter.name} at {meter.rate_hz:g} Hz; "
         f"{run.passes} {'pass' if run.passes == 1 else 'passes'}, order {run.order.replace('_', ' ')}. Run {run.run_id}.",
+        *([] if run.complete else ["This run was cut short: what it did not come to is void."]),
     ]
 
 
@@ -87,7 +92,10 @@ def cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     columns = _GRADED_COLUMNS if any(cell.items for cell in sweep.cells) else _COLUMNS
     headers += [*columns.values(), reference, "pass spread"]
     rows = [
-        [*(str(cell.condition[axis]) for axis in sweep.axes), *_row(cell, first if cell is not first else None, tuple(columns))]
+        [
+            *(str(cell.condition[axis]) for axis in sweep.axes),
+            *_row(cell, first if cell is not first else None, tuple(columns)),
+        ]
         for cell in sweep.cells
     ]
     return headers, rows
@@ -110,8 +118,8 @@ _GRADED_COLUMNS = {
 
 
 def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
-    if len(sweep.axes) == 1:
-        return f"{names[0]} {next(iter(cell.condition.values()))}"
+    if len(sweep.axes) == 1 and len(value := str(next(iter(cell.condition.values())))) <= _LONGEST_REFERENCE:
+        return f"{names[0]} {value}"
     return "first"
 
 
@@ -147,8 +155,7 @@ def figure_text(cell: Cell, metric: str) -> str:
 
 
 def grades(run: Run, sweep: Sweep) -> Iterator[str]:
-    """For each condition whose answers were graded: how many were right, what a right one took, each with its interval, and what became
-    of the others."""
+    """For each condition whose answers were graded: how many were right, what a right one took, and what became of the others."""
     for cell in sweep.cells:
         windows = [w for w in run.windows if w.role == "measured" and dict(w.condition) == dict(cell.condition)]
         given = [grade for window in windows for grade in graded(window)]
@@ -182,6 +189,10 @@ def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
                 row[metric] = cell.mean(metric)
             except (Unmeasured, Void):
                 row[metric] = None
+        try:
+            row["energy_per_token_spread"] = cell.spread("energy_per_token_mj")
+        except (Unmeasured, Void):
+            row["energy_per_token_spread"] = None
         yield row
 
 
@@ -202,7 +213,9 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
         if verdict.published:
             yield from wrapped(f"    published: {verdict.published}", width, "    ")
         if verdict.changed:
-            yield from wrapped(f"    its text was changed after it was {verdict.changed} on this run", width, "    ")
+            yield from wrapped(
+                f"    what it rests on was changed after it was {verdict.changed} on this run", width, "    "
+            )
         if verdict.of_record:
             yield from wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
         # Why git shows nothing is alike for all; what was seen before and what differed is not.
@@ -304,10 +317,11 @@ def _where(window: Window) -> str:
     return f"{label(window.condition)} pass {window.pass_index + 1}"
 
 
-def note(run: Run, found: Sequence[Verdict], width: int = 0) -> list[str]:
+def note(run: Run, found: Sequence[Verdict], width: int = 0, attempts: Sequence[str] = ()) -> list[str]:
     """The whole note.
 
     Args:
+        attempts: other attempts at these data, in words.
         width: columns to wrap at; 0 does not wrap.
     """
     sweep = from_run(run)
@@ -318,7 +332,9 @@ def note(run: Run, found: Sequence[Verdict], width: int = 0) -> list[str]:
     lines += verdicts(found, width)
     if against := [line for text in limits(run, sweep) for line in wrapped(f"- {text}", width, "  ")]:
         lines += ["", "Limits", *against]
-    return lines
+    if others := [line for text in attempts for line in wrapped(f"- {text}", width, "  ")]:
+        lines += ["", "Other attempts at these data", *others]
+    return [printable(line) for line in lines]
 
 
 def took(run: Run) -> str:

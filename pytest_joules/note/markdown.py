@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from tabulate import tabulate
 
 from pytest_joules.note.document import Claim, Document
+from pytest_joules.words import printable
 
 
 def markdown(note: Document, images: str = "") -> str:
@@ -84,7 +85,7 @@ def fenced(text: str, language: str) -> list[str]:
 
 def escaped(text: str) -> str:
     """Text of which Markdown and the HTML in it make nothing but text, on one line."""
-    flat = " ".join(text.split())
+    flat = printable(" ".join(text.split()))
     flat = flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     # Underscores within words, as in file names, mean nothing; all else that could mean something is marked.
     return re.sub(r"([\\`*\[\]|#~]|(?<!\w)_|_(?!\w))", r"\\\1", flat)

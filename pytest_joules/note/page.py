@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_joules.errors import UsageError
 from pytest_joules.note.document import Document
 from pytest_joules.note.plots import Figure, titled
+from pytest_joules.words import printable
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -38,9 +39,14 @@ def rendered(template: str, **values: Any) -> str:
         ) from None
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("pytest_joules.note"), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
+        undefined=jinja2.StrictUndefined, finalize=_shown,
     )  # fmt: skip
     return environment.get_template(template).render(**values)
+
+
+def _shown(value: Any) -> Any:
+    """Text with control characters written out; what is Markup already, and no `str` of ours, is left as it is."""
+    return printable(value) if type(value) is str else value
 
 
 def placed(figures: Iterable[Figure]) -> list[dict[str, str | Markup]]:

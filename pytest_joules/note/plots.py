@@ -53,6 +53,9 @@ _THEME: Mapping[str, tuple[str, str]] = {
 """Stand-in colour to the page's variable and to the colour in a file of its own."""
 
 _WIDTH_IN, _POINTS_PER_TRACE = 5.0, 600
+_TICK_CHARACTERS, _LONGEST_TICK = 36, 22
+"""So many characters stand side by side under an axis."""
+_HEIGHT_IN, _LEGEND_LINE_IN = 3.2, 0.2
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 
@@ -133,7 +136,12 @@ def lines_over(
         f"{one.name + ': ' if one.name else ''}{', '.join(f'{figure(value)} at {x}' for x, value in one.points)}"
         for one in series
     )
-    return Figure(name=name, caption=caption, told=f"{y} over {axis_name(axis)}: {told}", drawn=_svg(name, draw))
+    return Figure(
+        name=name,
+        caption=caption,
+        told=f"{y} over {axis_name(axis)}: {told}",
+        drawn=_svg(name, draw, height_in=_HEIGHT_IN + _legend_in(series)),
+    )
 
 
 def series_of(sweep: Sweep, axis: str, metric: str, prefix: str = "") -> list[Series]:
@@ -171,12 +179,17 @@ def _energy(sweep: Sweep, axis: str, verdicts: Sequence[Verdict], basis: str) ->
     bands = [
         (v.band.condition[axis], v.band.low, v.band.high, one_line(v.claim, 80))
         for v in verdicts
-        if v.band is not None and v.band.metric == metric and len(sweep.axes) == 1 and axis in v.band.condition
+        if v.band is not None
+        and v.band.metric == metric
+        and len(sweep.axes) == 1
+        and v.band.condition.get(axis) in {x for x, _ in series[0].points}
     ]
     shown = "each pass as a small mark, their mean on the line" if any(s.passes for s in series) else "as published"
     caption = f"Energy per token ({basis}) over {axis_name(axis)}: {shown}."
     if bands:
-        at = "; ".join(f"at {x}: {figure(low)} to {figure(high)} mJ ({words})" for x, low, high, words in bands)
+        at = "; ".join(
+            f"at {x}: {figure(low)} to {figure(high)} mJ ({words.rstrip('.')})" for x, low, high, words in bands
+        )
         caption += f" Shaded, where a prediction holds if all else is as measured: {at}."
     return lines_over("energy", caption, axis, "mJ per token", series, bands)
 
@@ -200,7 +213,21 @@ def _speed_and_power(sweep: Sweep, axis: str, basis: str) -> Figure | None:
         for one in many
     )
     caption = f"Throughput of all requests together{f', and mean power ({basis})' if power else ''}."
-    return Figure(name="speed-and-power", caption=caption, told=told, drawn=_svg("speed", draw, 2 if power else 1))
+    return Figure(
+        name="speed-and-power",
+        caption=caption,
+        told=told,
+        drawn=_svg("speed", draw, 2 if power else 1, _HEIGHT_IN + _legend_in(speed)),
+    )
+
+
+def _legend_columns(series: Sequence[Series]) -> int:
+    return 1 if max(len(one.name) for one in series) > _LONGEST_TICK else 2
+
+
+def _legend_in(series: Sequence[Series]) -> float:
+    """Height of the legend, which the drawing must grow by: it would else grow at the cost of the plot."""
+    return _LEGEND_LINE_IN * math.ceil(len(series) / _legend_columns(series)) if len(series) > 1 else 0.0
 
 
 def _lines(
@@ -227,15 +254,27 @@ def _lines(
             panel.fill_between([place(x) - 0.28, place(x) + 0.28], low, high, color=_BAND, alpha=0.3, linewidth=0)
             for edge in (low, high):
                 panel.plot([place(x) - 0.28, place(x) + 0.28], [edge, edge], color=_BAND, linewidth=1.4)
-    panel.set_xticks([place(x) for x in values], [one_line(str(x), 24) for x in values])
+    names = [_tick(x) for x in values]
+    crowded = place.ordered and sum(map(len, names)) > _TICK_CHARACTERS
+    every = math.ceil(sum(map(len, names)) / _TICK_CHARACTERS) if crowded else 1
+    panel.set_xticks([place(x) for x in values[::every]], names[::every])
+    if not place.ordered and sum(map(len, names)) > _TICK_CHARACTERS:
+        panel.tick_params("x", rotation=30)
+        for tick in panel.get_xticklabels():
+            tick.set_horizontalalignment("right")
     panel.set_xlim(-0.5, place(values[-1]) + 0.5 if place.ordered else len(values) - 0.5)
     panel.set_xlabel(axis_name(axis))
     panel.set_ylim(0, 1.08 * max((y for one in series for _, y in (*one.points, *one.passes)), default=1.0))
     if legend and len(series) > 1:
         panel.legend(
-            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=1 if max(len(s.name) for s in series) > 22 else 2, frameon=False,
-            fontsize=9, labelcolor=_INK,
+            loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=_legend_columns(series), frameon=False, fontsize=9, labelcolor=_INK
         )  # fmt: skip
+
+
+def _tick(value: Any) -> str:
+    """A value beside the axis; of a long name its two ends, since names of one family differ at either."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST_TICK else f"{text[:9]}…{text[-11:]}"
 
 
 class _places:  # noqa: N801  (called like a function)
@@ -273,13 +312,21 @@ def _traces(run: Run, samples: Sequence[Sample]) -> list[Figure]:
         own = [w for w in windows if w.condition == condition]
         if own:
             found.append(
-                _trace_of(f"trace-{number + 1}", label(condition) or "the only condition", own, counted, by_rail, top)
+                _trace_of(
+                    f"trace-{number + 1}",
+                    label(condition) or "the only condition",
+                    own,
+                    counted,
+                    by_rail,
+                    top,
+                    run.meter.basis,
+                )
             )
     return found
 
 
 def _trace_of(
-    name: str, where: str, windows: Sequence[Window], rails: Sequence[Rail], by_rail: Mapping[str, Sequence[Sample]], top: float
+    name: str, where: str, windows: Sequence[Window], rails: Sequence[Rail], by_rail: Mapping[str, Sequence[Sample]], top: float, basis: str
 ) -> Figure:  # fmt: skip
     thinned = False
 
@@ -294,6 +341,7 @@ def _trace_of(
                 kept = _thinned(trace)
                 thinned |= len(kept) < len(trace)
                 name = f"pass {window.pass_index + 1}{', control' if window.role == 'control' else ''}"
+                name += ", void" if window.outcome == "void" else ""
                 panel.plot(
                     [at for at, _ in kept], [power for _, power in kept], color=colour, linewidth=1.1, marker="o", markersize=2.6,
                     linestyle=_DASHES[place % len(_DASHES)], drawstyle="default" if rail.kind == "instant" else "steps-pre",
@@ -306,19 +354,22 @@ def _trace_of(
         panel.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False, fontsize=8, labelcolor=_INK)
 
     drawn = _svg(name, draw, height_in=2.7)
-    means = ", ".join(
-        f"pass {w.pass_index + 1} {figure(w.energy_j / w.window_s)} W over {w.window_s:.1f} s"
-        if w.energy_j is not None
-        else f"pass {w.pass_index + 1} without an energy"
-        for w in windows
-    )
+    means = ", ".join(f"pass {w.pass_index + 1} {_mean_power(w)}" for w in windows)
     note = " Long traces are thinned to their lowest and highest samples." if thinned else ""
     return Figure(
         name=name,
-        caption=f"{where}: a dot is a sample, the solid upright the start of the window, the dashed ones its ends.{note}",
+        caption=f"{where} ({basis}): a dot is a sample, the solid upright the start of the window, the dashed ones its ends.{note}",
         told=f"Mean power in the windows: {means}",
         drawn=drawn,
     )
+
+
+def _mean_power(window: Window) -> str:
+    if window.outcome == "void":
+        return "void"
+    if window.energy_j is None:
+        return "without an energy"
+    return f"{figure(window.energy_j / window.window_s)} W over {window.window_s:.1f} s"
 
 
 def _trace(rail: Rail, samples: Sequence[Sample], window: Window) -> list[tuple[float, float]]:
@@ -347,7 +398,7 @@ def _thinned(trace: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     ]
 
 
-def _svg(name: str, draw: Callable[[Sequence[Axes]], None], panels: int = 1, height_in: float = 3.2) -> str:
+def _svg(name: str, draw: Callable[[Sequence[Axes]], None], panels: int = 1, height_in: float = _HEIGHT_IN) -> str:
     """An SVG element in stand-in colours, with text as text.
 
     Raises:

@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ RESULTS, EXAMPLES = REPOSITORY / "results", REPOSITORY / "docs" / "examples"
 
 
 def invoke(*arguments: str | Path) -> str:
+    # Of an option given twice the last one counts.
     result = CliRunner().invoke(app, ["note", "--results", str(RESULTS), *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -56,7 +58,11 @@ def test_markdown_can_be_printed() -> None:
 
 def test_json_is_one_strict_object() -> None:
     record = json.loads(invoke("decode-batch", "--json"), parse_constant=pytest.fail)
-    assert set(record) == {"run_id", "suite", "machine", "basis", "scope", "meter", "rows", "verdicts"}
+    assert set(record) == {
+        "run_id", "suite", "machine", "complete", "passes", "basis", "scope", "covers", "meter", "deviations", "limits", "rows", "verdicts",
+    }  # fmt: skip
+    assert record["rows"][4]["energy_per_token_spread"] == 0.03
+    assert "transcribed from" in record["limits"][0]
     assert record["rows"][4]["energy_per_token_mj"] == 111.0
 
 
@@ -67,7 +73,58 @@ def test_one_kind_of_output_at_a_time(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "the note cannot be written" in refused("decode-batch", "--results", RESULTS, "-o", tmp_path / "file")
+    assert "is a file; name a folder" in refused("decode-batch", "--results", RESULTS, "-o", tmp_path / "file")
+    assert "the note cannot be written" in refused("decode-batch", "--results", RESULTS, "-o", tmp_path / "file" / "x")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """The stored quickstart, to be damaged."""
+    folder = tmp_path / "results" / "amd-epyc-24gb" / "quickstart"
+    shutil.copytree(RESULTS / "amd-epyc-24gb" / "quickstart", folder)
+    return folder
+
+
+def test_damaged_samples_cost_the_traces_and_nothing_else(copied: Path, tmp_path: Path) -> None:
+    (samples,) = copied.glob("*f37884.samples.jsonl.gz")
+    samples.write_bytes(samples.read_bytes()[:2000])
+    written = invoke("quickstart", "--results", copied.parents[1], "-o", tmp_path / "note").split()
+    text = Path(written[0]).read_text(encoding="utf-8")
+    assert f"- no power traces: {samples.name}: is damaged" in text
+    assert "trace-1" not in text
+    assert "energy.svg" in text
+
+
+def test_a_damaged_line_of_verdicts_is_told_and_not_left_out_in_silence(copied: Path) -> None:
+    (verdicts,) = copied.glob("*f37884.verdicts.jsonl")
+    lines = verdicts.read_text(encoding="utf-8").splitlines()
+    verdicts.write_text("\n".join([*lines[:-1], lines[-1][:-200]]) + "\n", encoding="utf-8")
+    text = invoke("quickstart", "--results", copied.parents[1], "--markdown")
+    assert f"{verdicts.name}:{len(lines)} is damaged: a verdict that was given may be missing here" in text
+
+
+def test_a_run_that_was_cut_short_is_found_by_its_id_and_says_so(copied: Path) -> None:
+    for path in copied.glob("*Z-??????.json"):
+        path.write_text(
+            path.read_text(encoding="utf-8").replace('"complete": true', '"complete": false'), encoding="utf-8"
+        )
+    said = refused("quickstart", "--results", copied.parents[1])
+    assert "there is no complete run" in said
+    assert "20261129T235420Z-f37884" in said
+    assert "This run was cut short" in invoke("20261129T235420Z-f37884", "--results", copied.parents[1])
+
+
+def test_what_a_terminal_would_obey_is_written_out(copied: Path) -> None:
+    (path,) = copied.glob("*f37884.json")
+    path.write_text(path.read_text(encoding="utf-8").replace("no GPU: all", "\\u001b[31mno GPU: all"), encoding="utf-8")
+    for form in ((), ("--markdown",)):
+        text = invoke("20261129T235420Z-f37884", "--results", copied.parents[1], *form)
+        assert "\x1b" not in text
+        assert "x1b" in text
+
+
+def test_the_run_of_record_is_among_the_other_attempts() -> None:
+    assert "20261129T204512Z-c41aeb (quickstart): 5 held, 1 refuted" in invoke("20261129T235420Z-f37884")
 
 
 def test_a_run_that_is_not_there_is_named(tmp_path: Path) -> None:

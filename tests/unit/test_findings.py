@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -33,9 +34,9 @@ def texts(run: Run) -> list[str]:
 def test_a_knee_is_told_with_its_saving_its_penalty_and_what_a_request_gives_up(curve) -> None:
     assert texts(curve(KNEE, SPEED)) == [
         "Energy per token is lowest at batch 16, 111 mJ, 79% less than at 1. [clear]",
-        "Past that it rises: batch 32 costs 15% more per token than 16. [clear]",
+        "At the far end, batch 32, a token costs 15% more than at 16. [clear]",
         "Total speed is highest at batch 16, 339 tok/s. [clear]",
-        "For that a request at batch 16 runs at 21.2 tok/s, 38% of the 55.6 it has at 1. [clear]",
+        "A request at batch 16, where a token costs least, runs at 21.2 tok/s, 38% of the 55.6 it has at 1. [clear]",
         "Power is lowest at batch 1, 29.7 W, and highest at 32, 41.3 W. [narrow: 91% of perturbed tables agree]",
     ]
 
@@ -153,3 +154,40 @@ def test_a_saving_is_told_as_it_was_printed_and_not_worked_out_from_rounded_figu
         published=(cell(1, 97.0), cell(16, 26.0, "74% less")), conditions=({"parallel": 1}, {"parallel": 16})
     )
     assert texts(run)[0].startswith("Energy per token is lowest at batch 16, 26.0 mJ, 74% less than at 1.")
+
+
+def test_a_void_end_is_not_called_the_end_of_what_was_asked(curve) -> None:
+    run = curve({1: (500.0, 505.0), 2: (260.0, 262.0), 4: (140.0, 141.0)}, {1: 50.0, 2: 90.0, 4: 150.0})
+    spoiled = tuple(
+        replace(w, outcome="void", failure="out of memory") if w.condition["parallel"] == 4 else w for w in run.windows
+    )
+    told = texts(replace(run, windows=spoiled))
+    assert not any("end of what was asked" in text for text in told)
+    assert any(
+        text.startswith("It was still falling at batch 2, the last with a figure, by 48% from 1 to 2") for text in told
+    )
+
+
+def test_what_is_less_likely_than_not_is_called_not_shown(curve) -> None:
+    level = curve(dict.fromkeys((1, 2, 4, 8), (100.0, 100.0)), dict.fromkeys((1, 2, 4, 8), 100.0))
+    least, fastest, *others = texts(level)
+    assert re.fullmatch(
+        r"Not shown, since only \d+% of perturbed tables agree: energy per token is lowest at batch 1, .*", least
+    )
+    assert re.fullmatch(
+        r"Not shown, since only \d+% of perturbed tables agree: total speed is highest at batch 8, .*", fastest
+    )
+    assert not any("far end" in text or "falling" in text for text in others)
+
+
+def test_a_grid_is_told_by_its_least_condition_of_all_first(make_run, make_window) -> None:
+    windows = [
+        make_window(n, p, condition={"engine": engine, "parallel": n}, energy_j=joules * n)
+        for p in (0, 1)
+        for engine, one, eight in (("a", 70.0, 30.0), ("b", 60.0, 25.0))
+        for n, joules in ((1, one), (8, eight))
+    ]
+    conditions = tuple({"engine": e, "parallel": n} for e in ("a", "b") for n in (1, 8))
+    told = texts(make_run(*windows, axes=("engine", "parallel"), conditions=conditions))
+    assert told[0].startswith("Of all conditions energy per token is lowest at engine=b, parallel=8, 195 mJ.")
+    assert any(text.startswith("b over a, energy per token") for text in told)

@@ -46,7 +46,7 @@ def test_a_predicted_band_is_drawn_and_told(run: Run) -> None:
     verdict = Verdict(prediction="t.py::x", claim="Four cost about a third.", word="held", band=band)
     plain, shaded = (figures(run, found, [])[0] for found in ([], [verdict]))
     assert "Shaded" not in plain.caption
-    assert "at 4: 300 to 350 mJ (Four cost about a third.)" in shaded.caption
+    assert "at 4: 300 to 350 mJ (Four cost about a third)" in shaded.caption
     assert plots._BAND in shaded.drawn
     assert plots._BAND not in plain.drawn
 

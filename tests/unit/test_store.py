@@ -395,7 +395,7 @@ def spoil(kept: Store, whole: Run) -> Callable[[str], Path]:
     return write
 
 
-@pytest.mark.parametrize("version", ["2", "0", "null", '"1"'])
+@pytest.mark.parametrize("version", ["2", "0", '"1"'])
 def test_another_schema_is_refused(spoil, version: str) -> None:
     path = spoil(f'{{"schema_version": {version}}}')
     with pytest.raises(UsageError, match=r"has schema version .*; this pytest-joules reads 1"):
@@ -403,7 +403,17 @@ def test_another_schema_is_refused(spoil, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "5", '{"schema_version": 1}', '{"schema_version": 1, "run_id": NaN}', '{"schema_version": 1,']
+    "text",
+    [
+        "",
+        "[]",
+        "5",
+        "{}",
+        '{"schema_version": null}',
+        '{"schema_version": 1}',
+        '{"schema_version": 1, "run_id": NaN}',
+        '{"schema_version": 1,',
+    ],
 )
 def test_what_is_no_run_is_refused(spoil, text: str) -> None:
     path = spoil(text)
@@ -414,7 +424,7 @@ def test_what_is_no_run_is_refused(spoil, text: str) -> None:
 def test_a_run_with_a_figure_that_is_none_is_refused(kept: Store, whole: Run) -> None:
     path = kept.write(whole, SAMPLES).path
     path.write_text(path.read_text().replace("200.0", "NaN", 1))
-    with pytest.raises(UsageError, match="is no stored run: it holds NaN"):
+    with pytest.raises(UsageError, match="is no stored run: it is no JSON .it holds NaN"):
         load(path)
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_joules.errors import Void
+from pytest_joules.errors import UsageError, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.records import Gate, IdleBaseline
 from pytest_joules.sweep import About, Cell, Column, Row, Sweep, from_run, label
@@ -361,3 +361,9 @@ def test_the_order_of_axes_within_a_stored_condition_does_not_matter(make_run, m
 
 def test_labels() -> None:
     assert label({"parallel": 8, "format": "q4_0"}) == "parallel=8, format=q4_0"
+
+
+def test_a_window_at_a_condition_that_was_not_asked_for_is_named(make_run, make_window) -> None:
+    run = make_run(make_window(1), make_window(8), conditions=({"parallel": 1},))
+    with pytest.raises(UsageError, match=r"a window at parallel=8 is not at one of its conditions"):
+        from_run(run)
