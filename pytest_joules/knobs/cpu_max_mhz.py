@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from pytest_joules.errors import Unmeasured, UsageError
-from pytest_joules.knobs._files import held_files
-from pytest_joules.places import root
+from pytest_joules.knobs import _cpu, _held
 
 NAME = "cpu_max_mhz"
 
@@ -15,13 +13,17 @@ def held(value: object) -> AbstractContextManager[None]:
     """Cap every CPU at `value` MHz inside the block.
 
     Raises:
-        UsageError: the value is no positive number.
-        Unmeasured: this machine has no cpufreq, or it cannot be written.
+        UsageError: the value is no clock that this machine allows.
+        EngineError: `uncapped` is asked for and a cap is there.
+        Unmeasured: this machine has no cpufreq, or this user may not write it.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise UsageError(f"knob {NAME}: expected a clock in MHz, not {value!r}")
-    folder = root() / "devices" / "system" / "cpu" / "cpufreq"
-    files = sorted(folder.glob("policy*/scaling_max_freq"))
-    if not files:
-        raise Unmeasured(f"knob {NAME}: this machine has no cpufreq ({folder} is empty), so its clock cannot be capped")
-    return held_files(NAME, {path: str(round(value * 1000)) for path in files})
+    policies = _cpu.policies(NAME)
+    files = [policy / "scaling_max_freq" for policy in policies]
+    low, high = _cpu.lowest_mhz(policies), _cpu.highest_mhz(policies)
+    if value == _held.UNCAPPED:
+        for path, policy in zip(files, policies, strict=True):
+            _held.not_capped(NAME, path, _cpu.mhz(path), _cpu.mhz(policy / "cpuinfo_max_freq"), "MHz")
+        return _held.held(NAME, ())
+    mhz = _held.number_within(NAME, value, "MHz", low, high)
+    changes = [_held.file(NAME, path, str(round(mhz * 1000))) for path in files]
+    return _held.held(NAME, changes, [_cpu.cap(mhz)])

@@ -282,9 +282,7 @@ def find(argument: str | None = None) -> Sequence[NvmlMeter]:
         MeterError: NVML does not start, a GPU asked for is not there, is partitioned (MIG) or has no reading.
     """
     with started() as nvml:
-        handles = [_handle(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-        names = [None if isinstance(handle, Exception) else _name(nvml, handle) for handle in handles]
-        indices, notes, asked_for = in_use(names, functools.partial(_index_of, nvml, len(handles)), argument)
+        handles, (indices, notes, asked_for) = _in_use(nvml, argument)
         cards, refusals = [], []
         for index in indices:
             try:
@@ -301,6 +299,18 @@ def find(argument: str | None = None) -> Sequence[NvmlMeter]:
                 f"all {len(cards)} GPUs are counted, whether the model uses them or not: set {VISIBLE} to count fewer"
             )
         return [NvmlMeter(cards, notes)]
+
+
+def gpus_in_use(nvml: Any) -> list[int]:
+    """NVML indices of the GPUs in use: those in CUDA_VISIBLE_DEVICES, else all. Raises `MeterError` as `in_use` does."""
+    return _in_use(nvml, None)[1][0]
+
+
+def _in_use(nvml: Any, argument: str | None) -> tuple[list[Any], tuple[list[int], list[str], bool]]:
+    """A handle, or an error, for every GPU, and what `in_use` says of them."""
+    handles = [_handle(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    names = [None if isinstance(handle, Exception) else _name(nvml, handle) for handle in handles]
+    return handles, in_use(names, functools.partial(_index_of, nvml, len(handles)), argument)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from pytest_joules.vitals._hwmon import celsius, temperatures
 NAME = "cpu"
 
 SAME_PASS_S = 0.5
-"""The clocks of all CPUs are read once for both figures that come of them when these are asked for within this time."""
+"""The clocks of all CPUs are read once for all figures that come of them when these are asked for within this time."""
 
 _DIE_LABELS = ("Tdie", "Tctl")
 _PACKAGE_LABEL = re.compile(r"Package id (\d+)")
@@ -31,7 +31,7 @@ _CPU = r"cpu\d+"
 
 
 def find() -> Sequence[Vital]:
-    """Temperatures of the packages, mean and lowest clock, and the counts of thermal events."""
+    """Temperatures of the packages, mean, lowest and highest clock, and the counts of thermal events."""
     return [*_temperatures(), *_clocks(), *_events()]
 
 
@@ -69,7 +69,9 @@ def _clocks() -> Iterator[Vital]:
     folder = root() / "devices" / "system" / "cpu"
     files = [cpu / "cpufreq" / "scaling_cur_freq" for cpu in entries(folder, _CPU)]
     clocks = _Clocks([path for path in files if exists(path)])
-    figures: tuple[tuple[str, Callable[[Sequence[float]], float]], ...] = (("mean", statistics.fmean), ("lowest", min))
+    figures: tuple[tuple[str, Callable[[Sequence[float]], float]], ...] = (
+        ("mean", statistics.fmean), ("lowest", min), ("highest", max),
+    )  # fmt: skip
     for figure, of in figures if clocks.files else ():
         yield Vital(
             name=f"{NAME}.{figure}_clock",

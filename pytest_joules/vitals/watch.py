@@ -188,6 +188,15 @@ class Watch:
             summary(vital, values) for vital, values in self._stretches(start_mono, end_mono, None, ()) if values
         )
 
+    def readings(self, name: str, start_mono: float, end_mono: float) -> list[float]:
+        """The numbers that one vital read strictly within a stretch; none of those beside it stands in."""
+        found = []
+        for series in self._of(None, (name,)):
+            with self._lock:
+                low, high = bisect.bisect_left(series.monos, start_mono), bisect.bisect_right(series.monos, end_mono)
+                found += series.values[low:high]
+        return _numbers(found)
+
     def temperature_rise_c(self, start_mono: float, end_mono: float, of: Collection[str] = ()) -> float | None:
         """The largest rise of a temperature, in kelvin; `None` where none can be told. See `vitals.rise`."""
         rises = [rise(_numbers(values)) for _, values in self._stretches(start_mono, end_mono, "temperature", of)]

@@ -8,6 +8,9 @@ the latter by field id. Without them the driver is too old to know the question.
 
 For what is looked at beside power there are `temperature_v_c`, `temperature_c`, `clocks_mhz` by clock, `event_reasons`,
 `throttle_reasons`, `pids`, and `process_names` by pid.
+
+What can be set: `limits_mw` (lowest, highest), `default_limit_mw`, `limit_mw`, `graphics_clocks_mhz` and `refuses`, an error code for
+every call that sets something. `calls` are those calls, in order; `locked_mhz` of a device is what its clocks are locked to.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class FakeNvml:
         self.init_error = script.get("init_error")
         self.now = 0.0
         self.users = 0
+        self.calls: list[tuple[Any, ...]] = []
 
     @classmethod
     def from_file(cls, path: Path, **every_device: Any) -> FakeNvml:
@@ -132,6 +136,44 @@ class FakeNvml:
     def nvmlSystemGetProcessName(self, pid: int) -> bytes:
         names = {pid: name for device in self.devices for pid, name in device.get("process_names", {}).items()}
         return self._value(names, pid, unknown=6).encode()
+
+    def nvmlDeviceGetSupportedMemoryClocks(self, device: dict[str, Any]) -> list[int]:
+        if "graphics_clocks_mhz" not in device:
+            raise NVMLError(3)
+        return [405, 7001]
+
+    def nvmlDeviceGetSupportedGraphicsClocks(self, device: dict[str, Any], memory: int) -> list[int]:
+        return device["graphics_clocks_mhz"]
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, device: dict[str, Any]) -> list[int]:
+        if "limits_mw" not in device:
+            raise NVMLError(3)
+        return device["limits_mw"]
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, device: dict[str, Any]) -> int:
+        return self._value(device, "default_limit_mw")
+
+    def nvmlDeviceGetPowerManagementLimit(self, device: dict[str, Any]) -> int:
+        return self._value(device, "limit_mw")
+
+    def nvmlDeviceSetPowerManagementLimit(self, device: dict[str, Any], limit_mw: int) -> None:
+        self._set(device, "limit", limit_mw)
+        device["limit_mw"] = limit_mw
+
+    def nvmlDeviceSetGpuLockedClocks(self, device: dict[str, Any], low: int, high: int) -> None:
+        self._set(device, "lock", low, high)
+        device["locked_mhz"] = low, high
+
+    def nvmlDeviceResetGpuLockedClocks(self, device: dict[str, Any]) -> None:
+        self._set(device, "unlock")
+        device.pop("locked_mhz", None)
+
+    def _set(self, device: dict[str, Any], *call: Any) -> None:
+        if not self.users:
+            raise NVMLError(1)
+        if device.get("refuses"):
+            raise NVMLError(device["refuses"])
+        self.calls.append((device["index"], *call))
 
     def _field(self, fields: dict[int, Any], field_id: int) -> SimpleNamespace:
         try:

@@ -66,11 +66,12 @@ def test_the_die_comes_before_the_control_temperature(
     assert read(vitals["cpu.package0.temperature"]) == celsius
 
 
-def test_clocks_are_mean_and_lowest_in_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_clocks_are_mean_lowest_and_highest_in_one_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = {f"{CPUS}/cpu{i}/cpufreq/scaling_cur_freq": f"{khz}\n" for i, khz in enumerate((3_000_000, 1_000_000))}
     sysfs, vitals = found(monkeypatch, tmp_path, files | {f"{CPUS}/cpufreq/boost": "1\n"})
     assert read(vitals["cpu.mean_clock"]) == 2000.0
     assert read(vitals["cpu.lowest_clock"]) == 1000.0
+    assert read(vitals["cpu.highest_clock"]) == 3000.0
     assert len(sysfs.reads) == 2
     sysfs.faults = {f"{CPUS}/cpu1/cpufreq/scaling_cur_freq": "EBUSY"}
     monkeypatch.setattr(cpu, "SAME_PASS_S", 0.0)

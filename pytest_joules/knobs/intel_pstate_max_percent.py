@@ -1,0 +1,37 @@
+"""The highest performance that the driver intel_pstate asks for, in percent of what the CPU supports.
+
+`/sys/devices/system/cpu/intel_pstate/max_perf_pct` (Linux, Documentation/admin-guide/pm/intel_pstate.rst). 100 is the highest turbo clock.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from pytest_joules.errors import Unmeasured
+from pytest_joules.knobs import _cpu, _held
+
+NAME = "intel_pstate_max_percent"
+
+
+def held(value: object) -> AbstractContextManager[None]:
+    """Hold every CPU to `value` percent inside the block.
+
+    Raises:
+        UsageError: the value is out of what the driver allows.
+        EngineError: `uncapped` is asked for and a cap is there.
+        Unmeasured: this machine does not run intel_pstate, or this user may not write its files.
+    """
+    folder = _cpu.folder() / "intel_pstate"
+    path = folder / "max_perf_pct"
+    if not path.is_file():
+        raise Unmeasured(
+            f"knob {NAME}: this machine does not run the driver intel_pstate (there is no {path}); take cpu_max_mhz"
+        )
+    if value == _held.UNCAPPED:
+        _held.not_capped(NAME, path, float(_held.reading(NAME, path)), 100.0, "%")
+        return _held.held(NAME, ())
+    lowest = float(_held.reading(NAME, folder / "min_perf_pct"))
+    percent = round(_held.number_within(NAME, value, "%", lowest, 100.0))
+    highest_mhz = _cpu.highest_mhz(list((_cpu.folder() / "cpufreq").glob("policy*")))
+    cap = _cpu.cap(highest_mhz * percent / 100 if highest_mhz else None)
+    return _held.held(NAME, [_held.file(NAME, path, str(percent))], [cap])
