@@ -20,7 +20,7 @@ from typing import Any
 
 import typer
 
-from pytest_joules import cli, engines, fixtures, gates, knobs, metrics, plugin, suite, trace
+from pytest_joules import cellfile, cli, engines, fixtures, gates, knobs, metrics, plugin, suite, trace
 from pytest_joules.cli import window
 from pytest_joules.collecting import MARK_KEYS
 from pytest_joules.machine import PowerState
@@ -57,7 +57,9 @@ def attributes(cls: type) -> dict[str, str]:
     return found
 
 
-_SECTIONS = (suite.Server, suite.Request, suite.Draft, suite.Protocol, suite.Require, suite.GateLimits)
+_SECTIONS = (
+    suite.Server, suite.Request, suite.Draft, suite.Protocol, suite.Require, suite.GateLimits, cellfile.StatedAsked, cellfile.LoadAsked,
+)  # fmt: skip
 _UNITS = {"_s": "s", "_hz": "Hz", "_c": "K", "_mib": "MiB"}
 
 
@@ -105,7 +107,7 @@ def _bounded(kind: type, told: Mapping[str, Any]) -> str:
 
 
 def keys(cls: type, leave_out: Sequence[str] = ()) -> str:
-    """The keys of a section of a suite."""
+    """The keys of a section of a file."""
     hints, meanings = typing.get_type_hints(cls, include_extras=True), attributes(cls)
     rows = []
     for field in dataclasses.fields(cls):
@@ -121,15 +123,21 @@ def axes() -> str:
     """What may vary."""
     whole = ", ".join(f"`{name}`" for name in suite._TOP_AXES)
     protocol = ", ".join(f"`{name}`" for name in suite._PROTOCOL_AXES)
+    together = ", ".join(f"`{name}`, which sets {' and '.join(f'`{k}`' for k in keys)}" for name, keys in suite._TOGETHER.items())
     settings = ", ".join(f"`{name}`" for name in knobs.knobs())
     return (
-        f"Any key of `server`, `request` and `draft`; {whole} of the suite itself; {protocol} of `protocol`; "
+        f"Any key of `server`, `request` and `draft`; {together}; {whole} of the suite itself; {protocol} of `protocol`; "
         f"and the settings of the machine that `knobs` takes: {settings}.\n"
     )
 
 
 _METRIC_UNITS = (
+    ("_per_prompt_token_mj", "mJ per prompt token"),
     ("_per_token_mj", "mJ per token"),
+    ("_per_correct_j", "J per right answer"),
+    ("accuracy", "share"),
+    ("correct", "answers"),
+    ("answered", "answers"),
     ("tokens_per_s", "tokens/s"),
     ("_per_s_per_request", "tokens/s"),
     ("_mj", "mJ"),
@@ -138,6 +146,8 @@ _METRIC_UNITS = (
     ("_s", "s"),
     ("tokens", "tokens"),
     ("_share", "share"),
+    ("acceptance", "share"),
+    ("_per_step", "tokens"),
 )
 
 
@@ -191,11 +201,13 @@ def window_gates() -> list[Shown]:
     counted = ("rapl.package-0",)
     return [
         Shown(of=gates.requests_complete, examples=(gates.requests_complete([_answer(predicted_n=97)], 1, 128),)),
+        Shown(of=gates.answers_cut_off, examples=(gates.answers_cut_off(15, 96),)),
         Shown(
             of=gates.prompt_cache,
             examples=(
                 gates.prompt_cache([_answer(prompt_ms=30_000.0)], wanted=False),
                 gates.prompt_cache([_answer(prompt_n=1, cache_n=19)], wanted=False),
+                gates.prompt_cache([_answer(prompt_n=640, slot=3)] * 8, wanted=True, each=(512, 128)),
             ),
         ),
         Shown(
@@ -274,8 +286,9 @@ def window_gates() -> list[Shown]:
         ),
         Shown(of=gates.other_gpu_process, examples=(gates.other_gpu_process(["python3"]),)),
         Shown(of=gates.battery_charging, examples=(gates.battery_charging(charging=True),)),
-        Shown(of=gates.drafted, examples=(gates.drafted([_answer()]),)),
+        Shown(of=gates.drafted, examples=(gates.drafted([_answer()]), gates.drafted([_answer(draft_n=190, draft_accepted_n=92)], wanted=False))),
         Shown(of=gates.settings_in_force, examples=(gates.settings_in_force(["scaling_max_freq was set to 1800000 and reads 4200000"]),)),
+        Shown(of=gates.setting_seen, examples=(gates.setting_seen("estimated"),)),
         Shown(of=gates.cap_held, examples=(gates.cap_held([("amdgpu.0000:c5:00.0.clock", 2903.0, 1800.0, "MHz")]),)),
         Shown(
             of=gates.lengths_intercept,
@@ -536,6 +549,15 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "options": pytest_options,
     "fixtures": fixture_table,
     "mark": mark_table,
+    "cell": lambda: keys(cellfile.CellAsked),
+    "cell-modules": lambda: keys(cellfile.ModulesAsked),
+    "cell-figure": lambda: keys(cellfile.Figure),
+    "cell-curve": lambda: keys(cellfile.StatedCurve),
+    "cell-overheads": lambda: keys(cellfile.OverheadAsked),
+    "cell-link": lambda: keys(cellfile.LinkAsked),
+    "cell-answers": lambda: keys(cellfile.AnswersAsked),
+    "cell-stated": lambda: keys(cellfile.StatedAsked),
+    "cell-load": lambda: keys(cellfile.LoadAsked),
 }  # fmt: skip
 """What a generated part holds, by its name."""
 

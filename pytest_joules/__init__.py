@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_joules.crossing import crossover
     from pytest_joules.sweep import Column, Row, Sweep
 
 __version__ = "0.1.0"
-__all__ = ["Column", "Row", "Sweep", "__version__"]
+__all__ = ["Column", "Row", "Sweep", "__version__", "crossover"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from pytest_joules import sweep
 
         return getattr(sweep, name)
+    if name == "crossover":
+        from pytest_joules.crossing import crossover
+
+        return crossover
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -375,12 +375,12 @@ def _model(run: Run, fixed: Condition) -> Mapping[str, Any]:
 
 
 def _settings(run: Run, fixed: Condition) -> Iterator[tuple[str, Any]]:
-    """What was set otherwise than usual and did not vary; which further answer lengths were measured does not bear on a figure."""
+    """What was set otherwise than usual and did not vary; which further windows were measured does not bear on a figure."""
     for section, usual in (("server", Server()), ("request", Request()), ("draft", Draft()), ("protocol", Protocol())):
         names = ["warm"] if section == "protocol" else [field.name for field in dataclasses.fields(usual)]
         for name in names:
             value = _asked(run, section, name, getattr(usual, name))
-            if name not in (*_NAMED, *fixed, "lengths") and value != getattr(usual, name):
+            if name not in (*_NAMED, *fixed, "lengths", "prefill_windows") and value != getattr(usual, name):
                 yield name, one_line(value, _REASON) if isinstance(value, str) else value
     knobs = run.suite.get("knobs")
     if isinstance(knobs, Mapping):
@@ -562,6 +562,7 @@ def _by_batch(rows: Any) -> dict[Any, Mapping[str, Any]]:
 _HEADS = {
     ENERGY: "mJ per token",
     "decode_energy_per_token_mj": "mJ per decode token",
+    "energy_per_prompt_token_mj": "mJ per prompt token",
     "tokens_per_s": "tok/s",
     "tokens_per_s_per_request": "tok/s per request",
 }

@@ -9,6 +9,7 @@ from pytest_joules import synthetic, verdict
 from pytest_joules.prediction import Prediction, refusals
 from pytest_joules.suite import Suite
 from pytest_joules.sweep import Sweep
+from pytest_joules.workload import questions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,13 +76,20 @@ def examine(
     if thoroughly and not errors and not found.never_holds:
         decidable = verdict.resolution(
             prediction, suite.axes, suite.conditions, suite.protocol.passes, against=compared, undefined=suite.undefined,
-            around=around,
+            around=around, questions=_questions(suite),
         )  # fmt: skip
         if decidable == 0:
             warnings.append(
-                f"it is finer than {suite.protocol.passes} passes that spread by 3 % can resolve; ask for more passes, or claim less"
+                f"it is finer than {suite.protocol.passes} passes that spread by 3 % {'and the questions ' if _questions(suite) else ''}"
+                f"can resolve; ask for more {'of either' if _questions(suite) else 'passes'}, or claim less"
             )
     return Examined(
         prediction=prediction, suite=suite, errors=tuple(errors), warnings=tuple(warnings),
         share_held=None if found.broken else found.share_held, tables=found.tables, decidable=decidable,
     )  # fmt: skip
+
+
+def _questions(suite: Suite) -> int:
+    """How many questions the conditions of a suite ask, where they ask any: the least of them."""
+    known = questions.sets(suite)
+    return min((len(questions.of(suite.setting(condition), known)) for condition in suite.conditions), default=0)

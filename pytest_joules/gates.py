@@ -22,14 +22,22 @@ CHANCE = 0.05
 RUN_ORDER_ABOVE = 0.02
 """Difference between earlier and later passes that matters, as a share."""
 
-NARROWING = ("drift", "run order", "power slope", "temperature rise", "throttling", "power limit")
-"""Names of the gates whose flag says that the machine changed while it was measured: verdicts on it are narrow."""
+NARROWING = (
+    "drift", "run order", "power slope", "temperature rise", "throttling", "power limit", "setting seen by the meter",
+)  # fmt: skip
+"""Names of the gates whose flag makes verdicts narrow: the machine changed while it was measured, or the meter cannot see what was set."""
 
 _CAUSE_CHARACTERS = 200
 """A cause is cut here, so that the line with limit and remedy stays under 300 characters."""
 
 RELEASE_SHARE = 0.02
 """How much of a round may pass between the first request sent and the last, before its batch is another than asked."""
+
+CAP_TOLERANCE = 0.03
+"""Clocks come in steps, and what is read is a mean: a cap of 1800 MHz may read 1805. A machine that does not keep to a cap is off by more."""
+
+CUT_OFF_SHARE = 0.05
+"""So many answers may end for want of tokens before a share of right ones says more of the limit than of the model."""
 
 PROMPT_TOKEN_STEPS = 50
 """A prompt token costs about one decode step at most, a few more with drafting; an image costs thousands."""
@@ -66,15 +74,22 @@ def _worst(*, flags: bool, voids: bool) -> Literal["pass", "flag", "void"]:
     return "void" if voids else "flag" if flags else "pass"
 
 
-def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_tokens: int) -> Gate:
-    """Every request answered, at full length, by the length limit, nothing cut off at the front."""
+def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_tokens: int, *, exact: bool = True) -> Gate:
+    """Every request answered, nothing cut off at the front; at full length, by the length limit, unless the model may end it.
+
+    Args:
+        exact: every answer is to have `answer_tokens`; otherwise that is the most.
+    """
     faults = []
     if len(answers) != asked:
         faults.append(f"{len(answers)} of {asked} answered")
-    short = [a for a in answers if a.predicted_n != answer_tokens]
-    if short:
-        faults.append(f"{len(short)} answers of {short[0].predicted_n} tokens instead of {answer_tokens}")
-    stopped = [a.stop_type for a in answers if a.stop_type not in ("limit", None)]
+    wrong = [
+        a for a in answers if (a.predicted_n != answer_tokens if exact else not 0 < a.predicted_n <= answer_tokens)
+    ]
+    if wrong:
+        instead = f"instead of {answer_tokens}" if exact else f"where 1 to {answer_tokens} are allowed"
+        faults.append(f"{len(wrong)} answers of {wrong[0].predicted_n} tokens {instead}")
+    stopped = [a.stop_type for a in answers if exact and a.stop_type not in ("limit", None)]
     if stopped:
         faults.append(f"stopped by {stopped[0]}, not by length")
     if any(a.truncated for a in answers):
@@ -83,8 +98,22 @@ def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_token
         name="answers complete",
         outcome="void" if faults else "pass",
         value="; ".join(faults) or f"{len(answers)} of {asked}",
-        limit=f"every answer {answer_tokens} tokens long",
+        limit=f"every answer {answer_tokens} tokens long"
+        if exact
+        else f"every answer of {answer_tokens} tokens at most",
         remedy="raise context_per_slot, or see the server's log" if faults else "",
+    )
+
+
+def answers_cut_off(cut_off: int, asked: int) -> Gate:
+    """How many answers to questions reached the most tokens they might have: what they would have come to is not known."""
+    flagged = cut_off > CUT_OFF_SHARE * asked
+    return Gate(
+        name="answers cut off",
+        outcome="flag" if flagged else "pass",
+        value=f"{cut_off} of {asked}",
+        limit=f"{CUT_OFF_SHARE:.0%}",
+        remedy="raise answer_tokens" if flagged else "",
     )
 
 
@@ -105,8 +134,15 @@ def released(spread_s: float, share: float) -> Gate:
     )
 
 
-def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool) -> Gate:
-    """Prompts were computed when that was asked for, and came from the cache when that was."""
+def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool, each: tuple[int, int] | None = None) -> Gate:
+    """Prompts were computed when that was asked for, and came from the cache when that was.
+
+    Args:
+        each: tokens of every prompt that are to come from the cache and to be computed, where a suite states the length of its prompts;
+            then one request for which it was otherwise is enough.
+    """
+    if each is not None:
+        return _cached_as_asked(answers, *each)
     cached = sum(a.cache_n for a in answers)
     computed = sum(a.prompt_n for a in answers)
     fault = cached == 0 if wanted else cached > 0
@@ -127,6 +163,24 @@ def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool) -> Gate:
     )
 
 
+def _cached_as_asked(answers: Sequence[RequestRecord], cached: int, computed: int) -> Gate:
+    wrong = [a for a in answers if (a.cache_n, a.prompt_n) != (cached, computed)]
+    value = f"{cached} from the cache and {computed} computed, in each of {len(answers)} requests"
+    if wrong:
+        first = wrong[0]
+        value = (
+            f"{first.cache_n} prompt tokens from the cache and {first.prompt_n} computed in slot {first.slot}, round {first.round}; "
+            f"{len(wrong)} of {len(answers)} requests are not as asked"
+        )
+    return Gate(
+        name="prompt cache",
+        outcome="void" if wrong else "pass",
+        value=value,
+        limit=f"{cached} from the cache, {computed} computed",
+        remedy="use a newer build of the engine, or a model whose cache can be cut at any token" if wrong else "",
+    )
+
+
 def _more_than_its_prompt(answer: RequestRecord) -> bool:
     if not (answer.prompt_n and answer.prompt_ms and answer.predicted_n and answer.predicted_ms):
         return False
@@ -142,7 +196,7 @@ def achieved_batch(
     flag_below: float,
     drain_share: float = 0.0,
 ) -> Gate:
-    """How many slots were busy per decode step, against how many were asked for.
+    """How many slots were busy per decode step, against how many were asked for. Windows of one-token answers have none to ask about.
 
     Args:
         busy_slots: slots busy summed over the decode steps of the window.
@@ -508,7 +562,65 @@ def power_limit_saturated(share: float | None, limit_w: float | None, flag_above
     return _held("power limit", f"{share:.0%} of the window at {at}", limit, remedy, flagged=share > flag_above)
 
 
-def lengths_intercept(intercept_j: float | None, energy_j: float | None, flag_above: float) -> Gate:
+def settings_in_force(amiss: Sequence[str]) -> Gate:
+    """Whether what a suite has set on the machine still read so when the window ended.
+
+    Args:
+        amiss: what read otherwise, in words.
+    """
+    return Gate(
+        name="settings in force",
+        outcome="void" if amiss else "pass",
+        value=one_line("; ".join(amiss), _CAUSE_CHARACTERS) or "as set",
+        limit="as set",
+        remedy="end the program that sets it too, then measure again" if amiss else "",
+    )
+
+
+def setting_seen(basis: str) -> Gate:
+    """Whether the meter can see what a setting does: an estimate from CPU time takes a capped CPU for one that works longer at full power.
+
+    Args:
+        basis: of the meter.
+    """
+    return _held(
+        "setting seen by the meter", basis, "not estimated", "measure with a sensor; only speeds mean anything here",
+        flagged=basis == "estimated",
+    )  # fmt: skip
+
+
+def cap_held(caps: Sequence[tuple[str, float | None, float | None, str]]) -> Gate:
+    """Whether the machine kept to a limit that a suite has set, as seen from outside.
+
+    Args:
+        caps: of each, what was looked at, the most it was, the limit and the unit; `None` where it could not be read, or where the
+            machine does not tell what the setting comes to.
+    """
+    limit = f"{CAP_TOLERANCE:.0%} over what was set"
+    over = [
+        (what, seen, most, unit)
+        for what, seen, most, unit in caps
+        if seen is not None and most is not None and seen > most * (1 + CAP_TOLERANCE)
+    ]
+    untold = [what for what, seen, most, _ in caps if seen is None or most is None]
+    if untold and not over:
+        return Gate(
+            name="cap held", outcome="not evaluable", value=None, limit=limit,
+            remedy=f"{', '.join(untold)} could not be compared with what was set",
+        )  # fmt: skip
+    shown = [f"{what} {seen:.4g} {unit} against {most:.4g} {unit} set" for what, seen, most, unit in over or caps]
+    return Gate(
+        name="cap held",
+        outcome="void" if over else "pass",
+        value="; ".join(shown),
+        limit=limit,
+        remedy="the machine did not keep to it; see what else sets clocks, or take another knob" if over else "",
+    )
+
+
+def lengths_intercept(
+    intercept_j: float | None, energy_j: float | None, flag_above: float, prompt_j: float | None = None
+) -> Gate:
     """What energy is left at no answer at all, on the line through windows of several answer lengths.
 
     A little of it is the prompt's. Much of it, of either sign, means that the windows do not lie on one line, and
@@ -517,12 +629,14 @@ def lengths_intercept(intercept_j: float | None, energy_j: float | None, flag_ab
     Args:
         intercept_j: of the line through (answer tokens, energy), in joules of one window.
         energy_j: of the window with the shortest answers, where the intercept weighs most.
+        prompt_j: what the prompt alone took, where it was measured; the intercept beyond that has no such reason.
     """
     limit = f"{flag_above:.0%} of the energy at the shortest answers"
     if intercept_j is None or not energy_j or energy_j <= 0:
         return _unseen("answer lengths", limit)
-    share = intercept_j / energy_j
-    value = f"{intercept_j:.3g} J beside the tokens, {share:.0%}"
+    beyond_j = intercept_j - (prompt_j or 0.0)
+    share = beyond_j / energy_j
+    value = f"{beyond_j:.3g} J beside the tokens{'' if prompt_j is None else ' and the prompt'}, {share:.0%}"
     return _held("answer lengths", value, limit, "longer answers, or a shorter prompt", flagged=abs(share) > flag_above)
 
 
@@ -568,15 +682,21 @@ def _unseen(name: str, limit: str) -> Gate:
     return Gate(name=name, outcome="not evaluable", value=None, limit=limit)
 
 
-def drafted(answers: Sequence[RequestRecord]) -> Gate:
-    """Speculative decoding really ran: a draft that fails to load is only a line in the server's log."""
+def drafted(answers: Sequence[RequestRecord], *, wanted: bool = True) -> Gate:
+    """Speculative decoding really ran, or really did not: a draft that fails to load is only a line in the server's log."""
     count = sum(a.draft_n for a in answers)
+    remedy = (
+        "see the server's log: the draft must have the model's vocabulary; or lower draft_threshold, which no token may have reached"
+        if wanted
+        else "the engine drafts unasked; use a program or a build that does not"
+    )
+    fault = wanted != (count > 0)
     return Gate(
         name="draft in use",
-        outcome="pass" if count else "void",
-        value=f"{count} tokens drafted",
-        limit="more than none",
-        remedy="" if count else "see the server's log: the draft must have the model's vocabulary",
+        outcome="void" if fault else "pass",
+        value=f"{count} tokens drafted, {sum(a.draft_accepted_n for a in answers)} accepted" if count else "0 tokens drafted",
+        limit="more than none" if wanted else "none",
+        remedy=remedy if fault else "",
     )
 
 

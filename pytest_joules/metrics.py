@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_joules.records import IdleBaseline, Window
+from pytest_joules.records import PREFILL_TOKENS, Grade, IdleBaseline, Window
 
 NOISY_IDLE = 0.05
 """Above this standard deviation over mean, the idle baseline is too unsteady to subtract."""
@@ -63,6 +63,94 @@ def inter_token_s(window: Window) -> float | None:
     return math.fsum(medians) / len(medians) if medians and len(medians) == len(window.requests) else None
 
 
+def graded(window: Window) -> list[Grade]:
+    """The grades of a window's answers; none unless it asked questions."""
+    return [request.grade for request in window.requests if request.grade is not None]
+
+
+def _count(window: Window, is_so: Callable[[Grade], bool]) -> float | None:
+    grades = graded(window)
+    return float(sum(map(is_so, grades))) if grades else None
+
+
+def correct(window: Window) -> float | None:
+    """Right answers; `None` unless questions were asked."""
+    return _count(window, lambda grade: grade.correct)
+
+
+def answered(window: Window) -> float | None:
+    """Answers from which something could be taken, right or wrong; `None` unless questions were asked."""
+    return _count(window, lambda grade: grade.extracted is not None)
+
+
+def accuracy(window: Window) -> float | None:
+    """Share of right answers; `None` unless questions were asked."""
+    right = correct(window)
+    return None if right is None else right / len(graded(window))
+
+
+def energy_per_correct_j(window: Window) -> float | None:
+    """Energy of the window, wrong answers and the drain in it, per right answer; `None` without energy or without a right one."""
+    right = correct(window)
+    return window.energy_j / right if window.energy_j is not None and right else None
+
+
+def draft_acceptance(window: Window) -> float | None:
+    """Share of the drafted tokens that the model took over; `None` where nothing was drafted."""
+    drafted = sum(request.draft_n for request in window.requests)
+    return sum(request.draft_accepted_n for request in window.requests) / drafted if drafted else None
+
+
+def tokens_per_step(window: Window) -> float | None:
+    """Tokens that a sequence got from one pass over the model's weights; `None` where nothing was drafted.
+
+    Each pass yields the drafted tokens that it accepts and one of the model's own.
+    """
+    if not any(request.draft_n for request in window.requests):
+        return None
+    generated = sum(request.predicted_n for request in window.requests)
+    passes = generated - sum(request.draft_accepted_n for request in window.requests)
+    return generated / passes if passes > 0 else None
+
+
+def energy_per_request_j(window: Window) -> float | None:
+    """Energy of one request, all that it costs inside; `None` without energy or requests."""
+    return window.energy_j / len(window.requests) if window.energy_j and window.requests else None
+
+
+def is_prefill(window: Window) -> bool:
+    """Nothing was decoded in it: every answer is the one token that comes with the prompt."""
+    return window.answer_tokens == PREFILL_TOKENS
+
+
+def energy_per_prompt_token_mj(window: Window) -> float | None:
+    """Millijoules per prompt token that was computed; `None` without energy, and where anything else was computed beside prompts."""
+    if window.energy_j is None or window.prompt_tokens == 0 or not is_prefill(window):
+        return None
+    return 1000.0 * window.energy_j / window.prompt_tokens
+
+
+def prompt_tokens_per_s(window: Window) -> float | None:
+    """Prompt tokens computed per second, all requests together; `None` where anything else was computed beside prompts."""
+    return window.prompt_tokens / window.window_s if window.prompt_tokens and is_prefill(window) else None
+
+
+def prefill(window: Window, alone: Window) -> dict[str, float]:
+    """The figures that a window of prompts alone gives for the one measured beside it, those that are defined.
+
+    Args:
+        window: of whole requests.
+        alone: of the same requests with answers of one token.
+    """
+    whole_j, prompt_j = energy_per_request_j(window), energy_per_request_j(alone)
+    found = {
+        "energy_per_prompt_token_mj": energy_per_prompt_token_mj(alone),
+        "prompt_tokens_per_s": prompt_tokens_per_s(alone),
+        "prefill_share": prompt_j / whole_j if whole_j and prompt_j else None,
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Decode:
     """The line through (answer tokens, energy) of one condition's windows in one pass.
@@ -98,12 +186,27 @@ METRICS: Mapping[str, Metric] = {
         Metric("net_energy_per_token_mj", "the same above the idle power", True, net_energy_per_token_mj, 1, 0),
         Metric("decode_energy_per_token_mj", "energy per generated token over answers of several lengths, prompt left out",
                True, lambda *_: None, 1, 0),
+        Metric("energy_per_prompt_token_mj", "energy per computed prompt token, from windows that are all prompt", True,
+               lambda w, _: energy_per_prompt_token_mj(w), 1, 0),
+        Metric("prefill_share", "share of a request's energy that its prompt takes", False, lambda *_: None, 0, 0),
+        Metric("energy_per_correct_j", "energy per right answer, wrong answers and the drain included", True,
+               lambda w, _: energy_per_correct_j(w), 1, 0),
+        Metric("accuracy", "share of right answers", False, lambda w, _: accuracy(w), 0, 0),
+        Metric("correct", "right answers in the window", False, lambda w, _: correct(w), 0, 0),
+        Metric("answered", "answers in the window from which one could be taken", False, lambda w, _: answered(w), 0, 0),
         Metric("tokens_per_s", "generated tokens per second of window, all requests together", False,
                lambda w, _: w.tokens / w.window_s, 0, 1),
         Metric("tokens_per_s_per_request", "generated tokens per second of one request", False,
                lambda w, _: w.tokens / w.window_s / w.slots, 0, 1),
+        Metric("draft_acceptance", "share of the drafted tokens that were accepted", False, lambda w, _: draft_acceptance(w), 0, 0),
+        Metric("tokens_per_step", "generated tokens of a sequence per pass over the weights, where tokens are drafted", False,
+               lambda w, _: tokens_per_step(w), 0, 0),
+        Metric("prompt_tokens_per_s", "computed prompt tokens per second of a window that is all prompt, all requests together", False,
+               lambda w, _: prompt_tokens_per_s(w), 0, 1),
         Metric("power_w", "mean power over the window", True,
                lambda w, _: None if w.energy_j is None else w.energy_j / w.window_s, 1, 1),
+        Metric("idle_power_w", "power with the server loaded and silent, before and after the run", True,
+               lambda _, idle: None if idle is None else idle.mean_w, 1, 0),
         Metric("energy_j", "energy of the window", True, lambda w, _: w.energy_j, 1, 0),
         Metric("window_s", "length of the window", True, lambda w, _: w.window_s, 0, -1),
         Metric("tokens", "tokens generated in the window", False, lambda w, _: float(w.tokens), 0, 0),
@@ -114,3 +217,9 @@ METRICS: Mapping[str, Metric] = {
                lambda w, _: inter_token_s(w), 0, -1),
     )
 }  # fmt: skip
+
+OF_PREFILL = ("energy_per_prompt_token_mj", "prefill_share", "prompt_tokens_per_s")
+"""Those that windows of prompts alone give."""
+
+GRADED = frozenset({"energy_per_correct_j", "accuracy", "correct", "answered"})
+"""Those that hang on which questions were asked."""

@@ -29,8 +29,9 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "server",
         {
-            "metavar": "PATH",
-            "help": "llama-server program (default: on PATH, else the one installed with llama-cpp-python)",
+            "metavar": "PATH|URL",
+            "help": "llama-server program (default: on PATH, else the one installed with llama-cpp-python); for engine: openai the "
+            "address of a server that runs on this machine",
         },
     ),
     (

@@ -12,12 +12,16 @@ from typing import Any, Literal
 
 SCHEMA_VERSION = 1
 
+PREFILL_TOKENS = 1
+"""Length of the answers of a window that is all prompt. llama-server gives one token even where none is asked for; it takes it from
+the last step of the prompt, so that nothing is decoded for it."""
+
 Scope = Literal["chip", "gpu", "gpu+chip", "board", "wall"]
 Kind = Literal["instant", "interval_mean", "moving_average", "counter"]
 Basis = Literal["measured", "estimated", "synthetic", "transcribed", "transferred", "placeholder"]
 Outcome = Literal["measured", "flagged", "void"]
-Role = Literal["measured", "control", "length", "bridge", "idle_before", "load_step", "idle_after"]
-"""What a window is for: `length` has another answer length than the table's, `bridge` repeats one after an interruption."""
+Role = Literal["measured", "control", "length", "prefill", "bridge", "idle_before", "load_step", "idle_after"]
+"""What a window is for: `length` has another answer length than the table's, `prefill` answers of one token, `bridge` repeats one after an interruption."""
 
 Condition = Mapping[str, Any]
 """One point of what varies, by axis name: `{"parallel": 8}`."""
@@ -91,6 +95,24 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grade:
+    """What the answer to a question of a graded set came to.
+
+    Attributes:
+        question: its id in the set.
+        extracted: what was taken for the answer, cut short; `None` where nothing could be, which is wrong.
+        cut_off: it reached the most tokens it might have, and was graded as far as it went.
+        text: all that was said. In a run it is empty and stands in the file of answers beside it.
+    """
+
+    question: str
+    correct: bool
+    extracted: str | None = None
+    cut_off: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
     """One answered request, as the engine counted it. Times named `sent`, `first` and `received` are seconds from the window's start.
 
@@ -100,6 +122,7 @@ class RequestRecord:
         first_token_s: when its first token arrived; `None` unless the answer was streamed.
         inter_token_median_s, inter_token_p99_s: of the times from one token to the next as they arrived, the median, and the time that
             99 of 100 do not exceed; `None` unless the answer was streamed and had two tokens or more.
+        grade: of an answer to a question; `None` of any other.
     """
 
     slot: int
@@ -119,6 +142,7 @@ class RequestRecord:
     first_token_s: float | None = None
     inter_token_median_s: float | None = None
     inter_token_p99_s: float | None = None
+    grade: Grade | None = None
 
     def later(self, offset_s: float) -> RequestRecord:
         """The same request with its times counted from a moment `offset_s` earlier: a round's times as those of its window."""
@@ -191,7 +215,7 @@ class Window:
     """One measured run of one condition: from the first request sent to the last answer received.
 
     Attributes:
-        answer_tokens: length asked of each answer.
+        answer_tokens: length asked of each answer; of answers to questions the most that was allowed.
         uncertainty_j: half-width of the energy from everything known about the meter and the edges.
         calibration_j: the part of it that is alike in every window of the run and cancels in their ratios.
     """
@@ -307,6 +331,8 @@ class Run:
 
     Attributes:
         published: instead of windows, the table of a run that was published; its basis is `transcribed`.
+        questions: name, file, digest and size of each set of questions that was asked.
+        answers_file: beside the run, with what was answered to them in full.
     """
 
     run_id: str
@@ -333,6 +359,8 @@ class Run:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     samples_file: str = ""
+    questions: tuple[Mapping[str, Any], ...] = ()
+    answers_file: str = ""
     schema_version: int = SCHEMA_VERSION
 
 
@@ -359,7 +387,7 @@ class Verdict:
         remark: what the author says of the claim, such as that its threshold was chosen after the data.
         published: what the claim was found to be where it was published.
         of_record: run and word of the first complete run that was not void, where this is a later one of the same prediction.
-        changed: what it was found to be on this run before its text was changed.
+        changed: what it was found to be on this run before a file that it rests on was changed.
         replayed: judged on a stored run.
         margin: distance to the threshold of the comparison that decides, as a share of it; positive on the asserted side.
         compared: that comparison with its numbers.

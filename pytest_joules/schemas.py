@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from pytest_joules.records import SCHEMA_VERSION, Run, Verdict
-from pytest_joules.suite import Suite, axis_sections
+from pytest_joules.suite import Suite, axis_sections, keys_of
 
 _OF_THE_LOADER = ("name", "files")
 """Fields of a suite that no file holds."""
@@ -87,7 +87,7 @@ def _field(keys: Mapping[str, Any], parts: Mapping[str, Any], section: str, axis
     if section == "knobs":
         return {"not": {"type": ["array", "object"]}, "description": f"Values of the knob {axis}."}
     if section:
-        found: Mapping[str, Any] = parts[keys[section]["$ref"].rpartition("/")[2]]["properties"][axis]
+        found: Mapping[str, Any] = parts[keys[section]["$ref"].rpartition("/")[2]]["properties"][keys_of(axis)[0]]
         return found
     named = next((choice for choice in keys[axis].get("anyOf", ()) if choice["type"] != "null"), keys[axis])
     return {**named, "description": keys[axis]["description"]}

@@ -45,6 +45,7 @@ from pytest_joules.suite import DEFAULT_ENGINE, Draft, Request, Setting, Suite
 from pytest_joules.suite import Server as ServerSpec
 from pytest_joules.sweep import Sweep, from_run
 from pytest_joules.words import nearest
+from pytest_joules.workload import questions
 
 DEFAULT_MODEL = ("smollm2-135m-instruct", "q4_1")
 """What `model_server()` serves when nothing is named: the model that comes with a Python package."""
@@ -198,12 +199,16 @@ class ModelServers:
         self._log_dir = self._log_dir or _log_folder()
         held = knobs.knobs()
         with contextlib.ExitStack() as stack:
-            for name, value in setting.knobs.items():
+            for name, value in knobs.throughout(setting.knobs).items():
                 stack.enter_context(held[name].held(value))
             engine = session.engine(setting.engine)
-            yield stack.enter_context(
+            server = stack.enter_context(
                 engine.serve(setting, model, draft, self._log_dir, ready_timeout_s, request_timeout_s)
             )
+            if in_decode := knobs.in_decode(setting.knobs):
+                stack.enter_context(knobs.at_hand())
+                server = protocol.phased(server, in_decode)
+            yield server
 
     def close(self) -> None:
         """Remove the logs; their ends stand in the messages and the run."""
@@ -301,6 +306,8 @@ class Session:
             try:
                 suite = self.suite_of(collected)
                 other = self.suite_of(collected, prediction.against) if prediction.against else None
+                if not self.options.replay:
+                    questions.sets(suite)
             except UsageError as error:
                 faults += [line for line in str(error).splitlines() if line not in faults]
                 continue
@@ -325,6 +332,7 @@ class Session:
             self._random_weights(suite, settings)
             for setting in settings:
                 self.engine(setting.engine)
+            protocol.check_settings(settings)
             meters.choose(self.options.meter, scope=suite.require.wanted_scope, basis=suite.require.basis)
         except JoulesError as error:
             return str(error)
@@ -466,9 +474,10 @@ class Session:
         return [c for c in self._collected.values() if self.suite_of(c).name == suite.name]
 
     def _closure(self, collected: Collected, suite: Suite) -> tuple[list[Path], list[str]]:
-        others = list(suite.files)
+        named = [suite]
         if collected.prediction.against:
-            others += self.suite_of(collected, collected.prediction.against).files
+            named.append(self.suite_of(collected, collected.prediction.against))
+        others = [file for one in named for file in (*one.files, *questions.own_files(one, self.options.root))]
         own = self.options.root / "suites" / models.catalogue.FILE_NAME
         others += [own] if own.is_file() else []  # it says which file a suite's model is
         return registration.closure(collected.module, self.options.root, others)
@@ -490,6 +499,7 @@ class Session:
         settings = [suite.setting(condition) for condition in suite.conditions]
         found = {key: file for setting in settings for key, file in self._files(setting).items()}
         random_weights = self._random_weights(suite, settings)
+        asked = questions.sets(suite)
         used = {name: self.engine(name) for name in dict.fromkeys(s.engine for s in settings)}
         substituted = [
             f"model {name}: {file.path.name} was used instead"
@@ -500,6 +510,8 @@ class Session:
             left = self.store.interrupted(self.machine_slug, suite.name)
             if self.options.resume and left is None and (unjudged := self._unjudged(suite)):
                 return unjudged
+            knobs.put_back()
+            protocol.check_settings(settings)
             tools = hardware()
             deaf: list[str] = []
             while True:
@@ -526,6 +538,7 @@ class Session:
                     ),
                     resume=left if self.options.resume else None,
                     notices=_kept(left) if left and not self.options.resume else (),
+                    questions=asked,
                 )
                 try:
                     with power:
@@ -645,11 +658,16 @@ class Session:
         return f"; would have said {'; '.join(said)}" if said else ""
 
     def _earlier(self, run: Run) -> list[list[Verdict]]:
-        """The verdicts on each earlier complete run of the same suite on the same machine, oldest first."""
+        """The verdicts on each earlier complete run of the same suite on the same machine, oldest first.
+
+        What was found of random weights is no record of real ones.
+        """
         return [
             store.load_verdicts(stored)
             for stored in self.store.runs(run.machine_slug, run.suite_name)
-            if stored.run.run_id < run.run_id and stored.run.complete
+            if stored.run.run_id < run.run_id
+            and stored.run.complete
+            and (stored.run.meter.basis == "synthetic") == (run.meter.basis == "synthetic")
         ]
 
     def _replay(self, suite: Suite, wanted: str) -> Measured:

@@ -3,6 +3,7 @@
     results/<machine>/machine.json
     results/<machine>/<suite>/<utc>-<id>.json               the run, never overwritten
     results/<machine>/<suite>/<utc>-<id>.samples.jsonl.gz   every power sample of it
+    results/<machine>/<suite>/<utc>-<id>.answers.jsonl.gz   what was answered to questions, where a suite asks any
     results/<machine>/<suite>/<utc>-<id>.verdicts.jsonl     appended, once per judging
     results/<machine>/<suite>/<utc>-<id>.journal.jsonl      only while it runs, or when it was cut short
 
@@ -12,6 +13,7 @@ All JSON is strict: NaN and infinity are refused. A file appears whole or not at
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import errno
 import glob
@@ -22,6 +24,7 @@ import math
 import os
 import re
 import secrets
+import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
@@ -32,7 +35,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
-from pytest_joules.records import SCHEMA_VERSION, Run, Sample, Verdict, Window
+from pytest_joules.records import SCHEMA_VERSION, RequestRecord, Run, Sample, Verdict, Window
 from pytest_joules.words import one_line
 
 _JOURNAL = ".journal.jsonl"
@@ -281,7 +284,7 @@ class Store:
                     path.unlink()
 
     def write(self, run: Run, samples: Iterable[Sample]) -> StoredRun:
-        """Keep a finished run and its samples, and the machine's facts when they are new.
+        """Keep a finished run, its samples and the answers to questions, and the machine's facts when they are new.
 
         Raises:
             FileExistsError: a run of this id is there already; runs are never overwritten.
@@ -298,6 +301,11 @@ class Store:
             counters = {rail.name for rail in run.meter.rails if rail.kind == "counter"}
             packed = gzip.compress("".join(_strict(_sample(s, counters)) + "\n" for s in samples).encode(), mtime=0)
             _write_new(folder / run.samples_file, packed)
+        if run.answers_file:
+            (folder / run.answers_file).unlink(missing_ok=True)
+            packed = gzip.compress("".join(_strict(one) + "\n" for one in _answers(run)).encode(), mtime=0)
+            _write_new(folder / run.answers_file, packed)
+            run = _without_texts(run)
         _write_new(path, (_strict(_RUN.dump_python(run, mode="json"), indent=1) + "\n").encode())
         machine_file = folder.parent / "machine.json"
         with contextlib.suppress(FileExistsError):
@@ -352,8 +360,18 @@ class Store:
         by_id = sorted(self.folder.glob(f"*/*/{glob.escape(run)}.json"))
         if by_id:
             return load(by_id[0])
-        found = self.latest(None, None if run == "latest" else run)
+        suite = None if run == "latest" else run
+        found = self.latest(None, suite)
         if found is None:
+            cut_short = [path.stem for path in self._paths(None, suite)]
+            if cut_short:
+                raise UsageError(
+                    f"there is no complete run in {self.folder}; those that were cut short are found by id: {', '.join(cut_short)}"
+                )
+            if suite is None:
+                raise UsageError(
+                    f"there is no run in {self.folder}; run a prediction, or name the folder with --results"
+                )
             raise UsageError(f"there is no run or suite {run!r} in {self.folder}")
         return found
 
@@ -391,8 +409,14 @@ def load(path: Path) -> StoredRun:
     try:
         text = path.read_text(encoding="utf-8")
         version = json.loads(text, parse_constant=_no_figure).get("schema_version")
-    except (OSError, ValueError, AttributeError) as error:
-        raise UsageError(f"{path}: is no stored run: {error}") from None
+    except AttributeError:
+        raise UsageError(f"{path}: is no stored run: it holds no object") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: is no stored run: it is no JSON ({error})") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if version is None:
+        raise UsageError(f"{path}: is no stored run: it states no schema_version")
     if version != SCHEMA_VERSION:
         raise UsageError(f"{path}: has schema version {version}; this pytest-joules reads {SCHEMA_VERSION}")
     try:
@@ -421,8 +445,23 @@ def head(path: Path) -> dict[str, Any]:
     return record
 
 
+def damaged_verdicts(stored: StoredRun) -> list[str]:
+    """Lines of a run's verdicts that cannot be read, in words: a verdict that was given may be missing."""
+    if not stored.verdicts_path.exists():
+        return []
+    found = []
+    for number, line in enumerate(stored.verdicts_path.read_text(encoding="utf-8").split("\n"), 1):
+        try:
+            json.loads(line or "{}")
+        except ValueError:
+            found.append(
+                f"{stored.verdicts_path.name}:{number} is damaged: a verdict that was given may be missing here"
+            )
+    return found
+
+
 def load_verdicts(stored: StoredRun) -> list[Verdict]:
-    """Every verdict given on a run, oldest first."""
+    """Every verdict given on a run, oldest first; `damaged_verdicts` tells of lines that are passed over."""
     if not stored.verdicts_path.exists():
         return []
     found = []
@@ -440,15 +479,50 @@ def load_verdicts(stored: StoredRun) -> list[Verdict]:
 
 
 def load_samples(stored: StoredRun) -> list[Sample]:
-    """Every power sample of a run, in order of arrival."""
+    """Every power sample of a run, in order of arrival; none where the file is not there.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
     if not stored.run.samples_file:
         return []
     path = stored.path.with_name(stored.run.samples_file)
     if not path.exists():
         return []
-    with gzip.open(path, "rt", encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
-    return [Sample(record["rail"], record["mono"], _value(record)) for record in records]
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        return [Sample(record["rail"], record["mono"], _value(record)) for record in records]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: is damaged: {error}") from None
+
+
+def _answers(run: Run) -> Iterator[dict[str, Any]]:
+    """Every answer to a question in full, with where in the run it was given."""
+    for window in run.windows:
+        for request in window.requests:
+            if request.grade is not None:
+                where = {
+                    "sequence": window.sequence,
+                    "role": window.role,
+                    "pass_index": window.pass_index,
+                    "condition": dict(window.condition),
+                }
+                yield {**where, **dataclasses.asdict(request.grade)}
+
+
+def _without_texts(run: Run) -> Run:
+    """The run less the texts that stand beside it."""
+
+    def bare(request: RequestRecord) -> RequestRecord:
+        return (
+            request
+            if request.grade is None
+            else dataclasses.replace(request, grade=dataclasses.replace(request.grade, text=""))
+        )
+
+    windows = tuple(dataclasses.replace(w, requests=tuple(map(bare, w.requests))) for w in run.windows)
+    return dataclasses.replace(run, windows=windows)
 
 
 def _value(record: Mapping[str, Any]) -> float:

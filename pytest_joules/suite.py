@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
 from pytest_joules.gates import RUN_ORDER_ABOVE
-from pytest_joules.records import Condition, Scope
+from pytest_joules.records import PREFILL_TOKENS, Condition, Scope
 from pytest_joules.schedule import Order
 from pytest_joules.words import nearest, one_line
 
@@ -30,6 +30,12 @@ Name = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 DEFAULT_ENGINE = "llama-server"
+
+CONTEXT_SPARE = 1
+"""llama-server calls an answer truncated that fills the context of its slot to the last token."""
+
+SHORTEST_PROMPT = 8
+"""Prompts of a stated length have at least so many tokens: what makes them differ must fit into them."""
 
 CLOSED_LOOP_ROUNDS = 8
 """So many questions for each slot at least, so that the end of a closed loop, where slots fall idle, weighs little."""
@@ -44,11 +50,12 @@ class Server:
     Attributes:
         parallel: requests served at once (slots).
         context_per_slot: tokens of context of each slot.
-        threads: CPU threads; `None` takes one per physical core and records it.
+        threads: CPU threads; left out, one per physical core, which is recorded.
         gpu_layers: layers on the GPU, or `all`.
-        flash_attention: `on`, `off` or `auto`.
+        flash_attention: whether the engine uses it.
         cache_type_k, cache_type_v: number format of the KV cache.
-        batch_tokens, ubatch_tokens: logical and physical batch size of a decode step.
+        batch_tokens: logical batch size of a decode step.
+        ubatch_tokens: its physical batch size.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -70,10 +77,20 @@ class Request:
     Attributes:
         prompt: the name of a prompt that comes with the package.
         prompt_text: a text of the suite's own, in place of `prompt`.
+        prompt_tokens: exact length of each prompt in the model's own tokens, in place of `prompt`: plain text that comes with the
+            package, no two prompts alike from their first token on.
+        shared_prefix_tokens: so many tokens at their start are the same in all prompts of `prompt_tokens`. With `cache_prompt: true`
+            each slot holds them before the window begins, and exactly they must come from the cache.
+        questions: a set of questions whose answers are graded, in place of a prompt: `NAME` of `questions/NAME.jsonl` beside the suite or
+            of a set that comes with the package, or the path of a file as seen from the suite. Such requests go out in a closed loop.
+        questions_format: of that file: our own, or that of GSM8K or MMLU as they are published.
+        questions_count: ask so many of them, drawn by `protocol.seed`; left out, all.
         identical: all requests of a round send the same prompt; otherwise distinct prompts of equal length.
-        answer_tokens: exact length of each answer.
+        answer_tokens: exact length of each answer; of questions the most it may have, since the model ends it by itself.
         lengths: further answer lengths that are measured at each condition, so that the energy of a generated token
             comes apart from that of the prompt.
+        prefill_windows: at each condition a window of answers of one token is measured too. A server takes that token from the last step
+            of the prompt, so that the energy of a prompt token, and the prompt's share of a request, can be told.
         temperature: 0 is greedy.
         seed: for sampling above temperature 0.
         cache_prompt: let the engine reuse a prompt it has seen; then the answers must show that it did.
@@ -84,16 +101,32 @@ class Request:
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
-    prompt: Literal["short"] = "short"
+    prompt: Literal["short", "code"] = "short"
     prompt_text: Name | None = None
+    prompt_tokens: Annotated[int, Field(ge=SHORTEST_PROMPT)] | None = None
+    shared_prefix_tokens: Annotated[int, Field(ge=0)] = 0
+    questions: Name | None = None
+    questions_format: Literal["jsonl", "gsm8k", "mmlu"] = "jsonl"
+    questions_count: Positive | None = None
     identical: bool = False
     answer_tokens: Positive = 128
     lengths: tuple[Positive, ...] = ()
+    prefill_windows: bool = False
     temperature: Annotated[float, Field(ge=0)] = 0.0
     seed: Annotated[int, Field(ge=0)] = 1
     cache_prompt: bool = False
     stream: bool = False
     closed_loop: bool = False
+
+    @property
+    def loops(self) -> bool:
+        """Requests follow each other slot by slot: asked for, or because answers to questions are not equally long."""
+        return self.closed_loop or self.questions is not None
+
+    @property
+    def cached_by_count(self) -> bool:
+        """How many tokens of each prompt come from the cache is stated, so that every slot must hold them before a window begins."""
+        return self.cache_prompt and self.prompt_tokens is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +135,12 @@ class Draft:
 
     Attributes:
         draft_model, draft_format: looked up like `model` and `format`.
-        draft_tokens_max, draft_tokens_min: tokens drafted per step.
-        draft_threshold: least probability at which drafting goes on.
+        draft_tokens_max: most tokens drafted per step.
+        draft_tokens_min: least tokens drafted per step.
+        draft_threshold: least probability at which drafting goes on; `off` drafts nothing and loads no draft model, so that both can be
+            conditions of one suite.
+        draft_synthetic_tokens: tokens that a pass over the model's weights is made to yield on average, its own one among them, whatever
+            was drafted: for energy against acceptance alone. The answers then mean nothing.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -111,7 +148,8 @@ class Draft:
     draft_format: Name | None = None
     draft_tokens_max: Positive = 3
     draft_tokens_min: Annotated[int, Field(ge=0)] = 0
-    draft_threshold: Share = 0.0
+    draft_threshold: Share | Literal["off"] = 0.0
+    draft_synthetic_tokens: Annotated[float, Field(ge=1)] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +157,14 @@ class Protocol:
     """How it is measured.
 
     Attributes:
-        warmup_s: seconds of work at the condition's own batch before its window, on the same server.
+        warmup_s: seconds of work at the condition's own batch before its window, on the same server; 30 unless `warmup_tokens`
+            is given.
         warmup_tokens: instead of `warmup_s`, one round of answers of this many tokens.
         warm: `cold` leaves the warm-up out and lets the machine rest instead, with the server loaded and silent, so that
             the window is the first work it does.
         rest_s: how long it rests before a cold window.
-        rounds: rounds of N requests in a window; `None` repeats them until `min_window_s`.
+        rounds: rounds of N requests in a window, or how often a set of questions is asked; left out, they are repeated until
+            `min_window_s`.
         min_window_s: shortest window where `rounds` is not given.
         passes: trips over all conditions.
         order: of the conditions in each pass. With F for the suite's order and R for the same turned round: `balanced`
@@ -137,7 +177,7 @@ class Protocol:
         rate_hz: how often the meter is read.
         ready_timeout_s: longest time a server may take to load.
         request_timeout_s: longest time one request may take.
-        seed: of the drawn orders.
+        seed: of the drawn orders, and of the questions drawn from a set.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -173,7 +213,14 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Require:
-    """What a machine must offer for the suite to be measured there."""
+    """What a machine must offer for the suite to be measured there.
+
+    Attributes:
+        scope: what the energy must cover; `any` takes the best source of the machine.
+        basis: `measured` skips the suite on a machine without a sensor, `any` lets it be estimated there.
+        min_samples: sensor updates that a window must have.
+        thin: what becomes of a window with fewer.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     scope: Scope | Literal["any"] = "any"
@@ -192,7 +239,13 @@ class GateLimits:
     """Thresholds of the gates, as shares unless the name has a unit. A looser one is printed beside the verdict.
 
     Attributes:
-        spread_flag_above: of the passes of a condition, and of a control repeat from its condition.
+        batch_void_below, batch_flag_below: slots really busy in a decode step, of those asked for.
+        thin_samples: sensor updates below which a window is called thin.
+        uncertainty_void_above, uncertainty_flag_above: of the energy, from edges, refresh and lag.
+        counter_flag_above, counter_void_above: between an energy counter and the power beside it.
+        spread_flag_above: of the passes of a condition, of a control repeat from its condition, and of a bridge from what it repeats.
+        rest_flag_above: of the power at the end of a rest above the idle baseline.
+        client_cpu_flag_above: CPU time of this program, of all that was spent in the window.
         other_load_flag_above: CPU time of other programs, as a share of one core.
         other_load_void_above: the same as a share of all cores. At a quarter of the machine the engine's threads are held up
             as well, and the figures are wrong by factors; a suite whose work is all on a GPU may allow more.
@@ -248,7 +301,12 @@ class Suite:
 
     Attributes:
         name: the file's name without its ending.
+        question: what the suite is to answer, the first line of its note.
+        model: a model's name, or the path of a .gguf file.
+        format: the number format of its weights, as file names have it.
+        engine: what runs the model.
         vary: values by axis, in the file's order; several axes make a grid.
+        server, request, draft, protocol, require, gates: sections.
         knobs: machine settings by knob name.
         files: the suite file and the files it extends, nearest first.
     """
@@ -282,11 +340,25 @@ class Suite:
     @property
     def undefined(self) -> Mapping[str, str]:
         """Metrics that nothing will be measured for, each with what to ask for instead."""
+        graded = self.request.questions is not None or "questions" in self.vary
+        drafts = self.draft.draft_model is not None or "draft_model" in self.vary
+        prefills = self.request.prefill_windows or "prefill_windows" in self.vary
+        one_token = PREFILL_TOKENS in self.vary.get("answer_tokens", (self.request.answer_tokens,))
         wanted = {
+            **dict.fromkeys(
+                ("energy_per_prompt_token_mj", "prompt_tokens_per_s"),
+                (prefills or one_token, "state request.prefill_windows: true"),
+            ),
+            "prefill_share": (prefills, "state request.prefill_windows: true"),
+            **dict.fromkeys(
+                ("energy_per_correct_j", "accuracy", "correct", "answered"), (graded, "state request.questions")
+            ),
             "decode_energy_per_token_mj": (self.request.lengths, "state request.lengths"),
             "time_to_first_token_s": (self.request.stream or "stream" in self.vary, "state request.stream: true"),
             "inter_token_s": (self.request.stream or "stream" in self.vary, "state request.stream: true"),
             "net_energy_per_token_mj": (self.protocol.idle_s, "state protocol.idle_s"),
+            "idle_power_w": (self.protocol.idle_s, "state protocol.idle_s"),
+            **dict.fromkeys(("draft_acceptance", "tokens_per_step"), (drafts, "state draft.draft_model")),
         }
         return {
             metric: f"the suite does not measure it; {hint}" for metric, (asked, hint) in wanted.items() if not asked
@@ -296,17 +368,18 @@ class Suite:
         """The condition's values put in place of the suite's own."""
         parts: dict[str, dict[str, Any]] = {section: {} for section in ("", *_SECTIONS, "knobs")}
         for axis, value in condition.items():
-            parts[_section_of(axis)][axis] = value
+            parts[_section_of(axis)].update(dict.fromkeys(keys_of(axis), value))
         model = parts[""].get("model", self.model)
         if model is None:
             raise UsageError(f"suite {self.name}: no model is named")
+        draft = dataclasses.replace(self.draft, **parts["draft"])
         return Setting(
             engine=parts[""].get("engine", self.engine),
             model=model,
             format=parts[""].get("format", self.format),
             server=dataclasses.replace(self.server, **parts["server"]),
             request=dataclasses.replace(self.request, **parts["request"]),
-            draft=dataclasses.replace(self.draft, **parts["draft"]),
+            draft=Draft() if draft.draft_threshold == "off" else draft,
             knobs={**self.knobs, **parts["knobs"]},
             protocol=dataclasses.replace(self.protocol, **parts["protocol"]),
         )
@@ -322,6 +395,8 @@ class Suite:
 
 _SECTIONS = {"server": Server, "request": Request, "draft": Draft, "protocol": Protocol}
 _TOP_AXES = ("model", "format", "engine")
+_TOGETHER: Mapping[str, tuple[str, ...]] = {"cache_type": ("cache_type_k", "cache_type_v")}
+"""Axes that set several keys of `server` to the same value, which separate axes would cross."""
 _PROTOCOL_AXES = ("warm", "warmup_s", "warmup_tokens", "rest_s")
 """The part of the protocol that may vary: how a window is come to. The rest is the same for a whole run."""
 
@@ -330,11 +405,22 @@ def _fields(cls: type) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(cls))
 
 
+def keys_of(axis: str) -> tuple[str, ...]:
+    """The keys that an axis sets: its own name, or all that it sets together."""
+    return _TOGETHER.get(axis, (axis,))
+
+
 def _section_of(axis: str) -> str:
     """The section an axis name belongs to: a key of `_SECTIONS`, `` for the suite itself, else `knobs`."""
     if axis in _TOP_AXES:
         return ""
-    return next((section for section, cls in _SECTIONS.items() if axis in _fields(cls)), "knobs")
+    return next((section for section, cls in _SECTIONS.items() if keys_of(axis)[0] in _fields(cls)), "knobs")
+
+
+def axis_sections(knobs: Sequence[str]) -> dict[str, str]:
+    """Every name that `vary` takes, with the section it belongs to; an empty name is the suite itself."""
+    names = (*_TOP_AXES, *_fields(Server), *_TOGETHER, *_fields(Request), *_fields(Draft), *_PROTOCOL_AXES, *knobs)
+    return {name: _section_of(name) for name in names}
 
 
 def find(name: str, near: Path, root: Path) -> Path:
@@ -371,7 +457,7 @@ def load(path: Path, knobs: Sequence[str] = (), engines: Sequence[str] = ()) -> 
     Raises:
         UsageError: one line for every fault, with file, line, key, what was expected and the nearest valid name.
     """
-    document = _read(path, seen=())
+    document = read(path)
     faults = [*_check_names(document, knobs)]
     suite = None if faults else _build(document, faults)
     if faults or suite is None:
@@ -383,8 +469,8 @@ def load(path: Path, knobs: Sequence[str] = (), engines: Sequence[str] = ()) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
-    """A YAML mapping with where each of its values stands."""
+class Document:
+    """A YAML mapping with where each of its values stands, by the keys and places in lists that lead to it."""
 
     data: dict[str, Any]
     places: Mapping[tuple[str | int, ...], str]
@@ -406,7 +492,15 @@ class _Loader(yaml.SafeLoader):
         return ""
 
 
-def _read(path: Path, seen: tuple[Path, ...]) -> _Document:
+def mapping_of(path: Path, what: str) -> tuple[dict[str, Any], dict[tuple[str | int, ...], str]]:
+    """What a YAML file holds, and `file:12` of every value by its way: strict YAML 1.2 scalars, no key twice, no tags.
+
+    Args:
+        what: what the file has to be, where it is no mapping.
+
+    Raises:
+        UsageError: it cannot be read, or is not so.
+    """
     shown = _shown(path)
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -421,25 +515,40 @@ def _read(path: Path, seen: tuple[Path, ...]) -> _Document:
         problem = one_line(str(getattr(error, "problem", None) or error))
         raise UsageError(f"{shown}:{line + 1}: this is no YAML: {problem}") from None
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{shown}:1: a suite is a mapping with at least question, model and vary")
+        raise UsageError(f"{shown}:1: {what}")
     places: dict[tuple[str | int, ...], str] = {}
-    data = _plain(node, (), shown, places, ())
+    return _plain(node, (), shown, places, ()), places
+
+
+def read(
+    path: Path, kind: str = "suite", least: str = "question, model and vary", seen: tuple[Path, ...] = ()
+) -> Document:
+    """A YAML file of a kind, laid over the one beside it that it `extends`.
+
+    Args:
+        least: what such a file has at least, for whoever has to be told.
+        seen: the files that extend it.
+
+    Raises:
+        UsageError: it cannot be read, is no YAML or no mapping, or extends what is not there.
+    """
+    data, places = mapping_of(path, f"a {kind} is a mapping with at least {least}")
     if "extends" not in data:
-        return _Document(data, places, (path,))
+        return Document(data, places, (path,))
     parent_name, place = data.pop("extends"), places["extends",]
     if not isinstance(parent_name, str):
-        raise UsageError(f"{place}: extends: expected the name of one other suite, not {parent_name!r}")
+        raise UsageError(f"{place}: extends: expected the name of one other {kind}, not {parent_name!r}")
     known = _suites_in(path.parent)
     parent = known.get(parent_name.removesuffix(".yaml").removesuffix(".yml"))
     if parent is None:
         raise UsageError(
-            f"{place}: extends: there is no suite {parent_name!r} beside this one{nearest(parent_name, known)}"
+            f"{place}: extends: there is no {kind} {parent_name!r} beside this one{nearest(parent_name, known)}"
         )
     if parent in (*seen, path):
         way = " -> ".join(p.stem for p in (*seen, path, parent))
         raise UsageError(f"{place}: extends: {parent.stem} extends itself ({way}); remove one of them")
-    above = _read(parent, (*seen, path))
-    return _Document(_merged(above.data, data), {**above.places, **places}, (path, *above.files))
+    above = read(parent, kind, least, (*seen, path))
+    return Document(_merged(above.data, data), {**above.places, **places}, (path, *above.files))
 
 
 def _shown(path: Path) -> str:
@@ -496,7 +605,7 @@ def _plain(
     if id(node) in around:
         raise UsageError(f"{here}: an alias points to what holds it")
     if node.tag:
-        raise UsageError(f"{here}: suites have no tags; here stands {node.tag}")
+        raise UsageError(f"{here}: no tag is known; here stands {node.tag}")
     if isinstance(node, yaml.ScalarNode):
         return _value(node, here, path)
     if isinstance(node, yaml.SequenceNode):
@@ -540,7 +649,7 @@ _OWN_KEYS = (
 )
 
 
-def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
+def _check_names(document: Document, knobs: Sequence[str]) -> Iterator[str]:
     data = document.data
     sections: dict[str, Sequence[str]] = {
         **{name: _fields(cls) for name, cls in _SECTIONS.items()},
@@ -548,7 +657,7 @@ def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
         "gates": _fields(GateLimits),
         "knobs": knobs,
     }
-    axes = (*_TOP_AXES, *_fields(Server), *_fields(Request), *_fields(Draft), *_PROTOCOL_AXES, *knobs)
+    axes = tuple(axis_sections(knobs))
 
     def unknown(key: str, path: tuple[str, ...], known: Sequence[str], what: str) -> str:
         return (
@@ -587,12 +696,16 @@ def _check_names(document: _Document, knobs: Sequence[str]) -> Iterator[str]:
                 yield f"{document.place((*path, index))}: vary.{axis}: {value!r} stands there twice"
         section = _section_of(axis)
         around = data.get(section) if section else data
-        if isinstance(around, dict) and axis in around:
-            fixed = f"{section}.{axis}" if section else axis
+        for key in keys_of(axis):
+            if key != axis and key in vary:
+                yield f"{document.place(path)}: vary.{axis}: it sets {key}, which varies at {document.place(('vary', key))}; remove one"
+            if not isinstance(around, dict) or key not in around:
+                continue
+            fixed = f"{section}.{key}" if section else key
             yield f"{document.place(path)}: {axis} varies and is also fixed by {fixed} at {document.place(fixed.split('.'))}; remove one"
 
 
-def _build(document: _Document, faults: list[str]) -> Suite | None:
+def _build(document: Document, faults: list[str]) -> Suite | None:
     data = {**document.data, "name": document.files[0].stem}
     suite = _validated(Suite, data, document, (), faults)
     for axis, values in document.data.get("vary", {}).items():
@@ -600,7 +713,7 @@ def _build(document: _Document, faults: list[str]) -> Suite | None:
         for index, value in enumerate(values):
             path = ("vary", axis, index)
             if section in _SECTIONS:
-                _validated(_SECTIONS[section], {axis: value}, document, path, faults)
+                _validated(_SECTIONS[section], {keys_of(axis)[0]: value}, document, path, faults)
             elif section == "" and not (isinstance(value, str) and value):
                 faults.append(f"{document.place(path)}: vary.{axis}: expected a name, not {value!r}")
     return None if suite is None else dataclasses.replace(suite, files=document.files)
@@ -612,7 +725,7 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 
 def _validated(
-    cls: type, data: Mapping[str, Any], document: _Document, at: tuple[str | int, ...], faults: list[str]
+    cls: type, data: Mapping[str, Any], document: Document, at: tuple[str | int, ...], faults: list[str]
 ) -> Any:
     """An instance of `cls`, or `None` and the faults appended.
 
@@ -653,7 +766,7 @@ def _expected(item: Any) -> str:
     return str(item["msg"]).removeprefix("Input ")
 
 
-def _check_engines(suite: Suite, document: _Document, engines: Sequence[str]) -> Iterator[str]:
+def _check_engines(suite: Suite, document: Document, engines: Sequence[str]) -> Iterator[str]:
     named: list[tuple[tuple[str | int, ...], str]] = [
         (("vary", "engine", i), name) for i, name in enumerate(suite.vary.get("engine", ()))
     ]
@@ -665,7 +778,7 @@ def _check_engines(suite: Suite, document: _Document, engines: Sequence[str]) ->
             yield f"{document.place(path)}: {key}: there is no engine {name!r}{nearest(name, engines)}; known: {known}"
 
 
-def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
+def _check_sense(suite: Suite, document: Document) -> Iterator[str]:
     """Faults that no single key shows."""
     if suite.model is None and "model" not in suite.vary:
         yield f"{document.place(())}: model is missing: name one, or vary it"
@@ -676,9 +789,13 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
         yield f"{document.place(('protocol', 'warmup_tokens'))}: warmup_s and warmup_tokens: give one of them"
     if all(p.warm == "cold" for p in warmups) and (protocol.warmup_s is not None or protocol.warmup_tokens is not None):
         yield f"{document.place(('protocol', 'warm'))}: protocol.warm: a cold window has no warm-up; remove warmup_s and warmup_tokens, or warm: cold"
-    if any(p.warm == "cold" for p in warmups) and suite.request.lengths:
-        yield f"{document.place(('request', 'lengths'))}: request.lengths: only the first window of a server is cold; remove one of them"
-    closed = any(suite.setting(condition).request.closed_loop for condition in suite.conditions)
+    for key in ("lengths", "prefill_windows"):
+        if any(p.warm == "cold" for p in warmups) and getattr(suite.request, key):
+            yield f"{document.place(('request', key))}: request.{key}: only the first window of a server is cold; remove one of them"
+    yield from _check_questions(suite, document)
+    yield from _check_prompts(suite, document)
+    requests = [suite.setting(condition).request for condition in suite.conditions]
+    closed = any(request.closed_loop and request.questions is None for request in requests)
     if closed and protocol.rounds is not None and protocol.rounds < CLOSED_LOOP_ROUNDS:
         yield (
             f"{document.place(('protocol', 'rounds'))}: protocol.rounds: a closed loop asks at least {CLOSED_LOOP_ROUNDS} "
@@ -699,14 +816,89 @@ def _check_sense(suite: Suite, document: _Document) -> Iterator[str]:
             idle.append(("draft",))
         for path in idle:
             yield f"{document.place(path)}: {'.'.join(path)}: it has no effect without draft_model; name one"
+    if suite.request.questions is not None or "questions" in suite.vary:
+        key = "draft_synthetic_tokens"
+        for section in [s for s in ("draft", "vary") if document.data.get(s, {}).get(key) is not None]:
+            yield f"{document.place((section, key))}: {section}.{key}: the answers then mean nothing and cannot be graded; remove it, or questions"
     for condition in suite.conditions:
         setting = suite.setting(condition)
-        needed = max(setting.request.answer_tokens, *(setting.request.lengths or (0,)))
-        if needed >= setting.server.context_per_slot:
-            shown = ", ".join(f"{k}={v}" for k, v in condition.items()) or "the suite"
+        request = setting.request
+        longest = max(request.answer_tokens, *(request.lengths or (0,)))
+        shown = ", ".join(f"{k}={v}" for k, v in condition.items()) or "the suite"
+        needed = (request.prompt_tokens or 0) + longest + CONTEXT_SPARE
+        if request.prompt_tokens is not None and needed > setting.server.context_per_slot > longest:
+            section = "vary" if "prompt_tokens" in suite.vary else "request"
+            yield (
+                f"{document.place((section, 'prompt_tokens'))}: {section}.prompt_tokens: a prompt of {request.prompt_tokens} tokens and "
+                f"{longest} of its answer need {needed} tokens of context at {shown}, context_per_slot is "
+                f"{setting.server.context_per_slot}; raise it to {needed} or more"
+            )
+            return
+        if longest >= setting.server.context_per_slot:
             section = "vary" if "answer_tokens" in suite.vary else "request"
             yield (
-                f"{document.place((section, 'answer_tokens'))}: {section}.answer_tokens: {needed} does not fit into "
+                f"{document.place((section, 'answer_tokens'))}: {section}.answer_tokens: {longest} does not fit into "
                 f"context_per_slot {setting.server.context_per_slot} at {shown}; raise context_per_slot"
             )
             return
+
+
+def _check_questions(suite: Suite, document: Document) -> Iterator[str]:
+    """Keys that have no meaning beside questions, or none without them."""
+    asked, varied = suite.request.questions, "questions" in suite.vary
+    usual = Request()
+    if asked is None and not varied:
+        for key in ("questions_format", "questions_count"):
+            if getattr(suite.request, key) != getattr(usual, key) or key in suite.vary:
+                section = "vary" if key in suite.vary else "request"
+                yield f"{document.place((section, key))}: {section}.{key}: it has no effect without questions; name a set"
+        return
+    for key in (
+        "prompt", "prompt_text", "prompt_tokens", "shared_prefix_tokens", "identical", "lengths", "prefill_windows",
+    ):  # fmt: skip
+        if getattr(suite.request, key) != getattr(usual, key) or key in suite.vary:
+            section = "vary" if key in suite.vary else "request"
+            yield f"{document.place((section, key))}: {section}.{key}: it has no meaning beside questions; remove one of them"
+
+
+_FLOATING = frozenset({"f32", "f16", "bf16"})
+"""Formats of the KV cache that are not quantised."""
+
+
+def _check_prompts(suite: Suite, document: Document) -> Iterator[str]:
+    """What is asked of the length of prompts, of what they share, and of the cache that holds them; each fault once."""
+    told: set[str] = set()
+    for condition in suite.conditions:
+        setting = suite.setting(condition)
+        for key, fault in _prompt_faults(setting):
+            if key in told:
+                continue
+            told.add(key)
+            section = "vary" if key in suite.vary else _section_of(key)
+            shown = ", ".join(f"{axis}={value}" for axis, value in condition.items())
+            yield f"{document.place((section, key))}: {section}.{key}: {fault}{f' (at {shown})' if shown else ''}"
+
+
+def _prompt_faults(setting: Setting) -> Iterator[tuple[str, str]]:
+    """Keys that do not go together, each with why and what to do."""
+    request, server = setting.request, setting.server
+    length, shared = request.prompt_tokens, request.shared_prefix_tokens
+    if length is None and shared:
+        yield "shared_prefix_tokens", "it is a part of prompts of a stated length; state prompt_tokens"
+    if length is not None and request.prompt_text is not None:
+        yield "prompt_text", "prompts of prompt_tokens have a text of their own; remove one of them"
+    if length is not None and shared >= length:
+        yield (
+            "shared_prefix_tokens",
+            f"{shared} is no part of a prompt of {length} tokens: at least its last token is its own; lower it",
+        )
+    if shared and request.identical:
+        yield "identical", "identical prompts share all their tokens; remove it, or shared_prefix_tokens"
+    if request.cached_by_count and setting.protocol.warm == "cold":
+        yield "cache_prompt", "a cold server has no prompt in its cache; leave out warm: cold, or cache_prompt"
+    if request.prefill_windows and request.answer_tokens == PREFILL_TOKENS:
+        yield "prefill_windows", "answers of one token are prefill alone already; remove it, or raise answer_tokens"
+    if request.prefill_windows and PREFILL_TOKENS in request.lengths:
+        yield "lengths", "answers of one token are what prefill_windows measures; leave 1 out"
+    if server.flash_attention == "off" and server.cache_type_v not in _FLOATING:
+        yield "flash_attention", f"a V cache of {server.cache_type_v} needs it; set it to on or auto"

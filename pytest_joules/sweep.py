@@ -13,8 +13,9 @@ from typing import Any
 
 from tabulate import tabulate
 
-from pytest_joules.errors import Unmeasured, Void
-from pytest_joules.metrics import METRICS, decode
+from pytest_joules import items
+from pytest_joules.errors import Unmeasured, UsageError, Void
+from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL, decode, graded, is_prefill, prefill
 from pytest_joules.records import Condition, IdleBaseline, PublishedCell, Run, Window
 from pytest_joules.words import nearest
 
@@ -40,6 +41,7 @@ class Cell:
         factors: multiplies the mean of each metric; how a perturbed table is made.
         flags: what is known against the cell.
         change: against the first condition, as a published table printed it.
+        items: what became of each question, by its id; empty where nothing was graded.
     """
 
     condition: Condition
@@ -55,6 +57,7 @@ class Cell:
     factors: Mapping[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
     change: str = ""
+    items: Mapping[str, items.Item] = field(default_factory=dict)
 
     def mean(self, metric: str) -> float:
         """Mean over the passes of each window's own figure.
@@ -250,9 +253,19 @@ class Row(_Metrics):
     energy_per_token_mj = _Figure()
     net_energy_per_token_mj = _Figure()
     decode_energy_per_token_mj = _Figure()
+    energy_per_prompt_token_mj = _Figure()
+    prefill_share = _Figure()
+    energy_per_correct_j = _Figure()
+    accuracy = _Figure()
+    correct = _Figure()
+    answered = _Figure()
     tokens_per_s = _Figure()
     tokens_per_s_per_request = _Figure()
+    prompt_tokens_per_s = _Figure()
+    draft_acceptance = _Figure()
+    tokens_per_step = _Figure()
     power_w = _Figure()
+    idle_power_w = _Figure()
     energy_j = _Figure()
     window_s = _Figure()
     tokens = _Figure()
@@ -305,9 +318,19 @@ class Sweep(_Metrics):
     energy_per_token_mj = _ColumnOf()
     net_energy_per_token_mj = _ColumnOf()
     decode_energy_per_token_mj = _ColumnOf()
+    energy_per_prompt_token_mj = _ColumnOf()
+    prefill_share = _ColumnOf()
+    energy_per_correct_j = _ColumnOf()
+    accuracy = _ColumnOf()
+    correct = _ColumnOf()
+    answered = _ColumnOf()
     tokens_per_s = _ColumnOf()
     tokens_per_s_per_request = _ColumnOf()
+    prompt_tokens_per_s = _ColumnOf()
+    draft_acceptance = _ColumnOf()
+    tokens_per_step = _ColumnOf()
     power_w = _ColumnOf()
+    idle_power_w = _ColumnOf()
     energy_j = _ColumnOf()
     window_s = _ColumnOf()
     tokens = _ColumnOf()
@@ -395,11 +418,20 @@ class Sweep(_Metrics):
 
 
 def from_run(run: Run) -> Sweep:
-    """The table of a run: a cell for every condition asked for, void where any of its passes is."""
+    """The table of a run: a cell for every condition asked for, void where any of its passes is.
+
+    Raises:
+        UsageError: a window of it is at another condition.
+    """
     by_condition = {_hashable(condition): [] for condition in run.conditions}  # type: dict[Any, list[Window]]
     for window in run.windows:
-        if window.role in ("measured", "length"):
-            by_condition[_hashable(window.condition)].append(window)
+        if window.role in ("measured", "length", "prefill"):
+            of_condition = by_condition.get(_hashable(window.condition))
+            if of_condition is None:
+                raise UsageError(
+                    f"run {run.run_id}: a window at {label(window.condition)} is not at one of its conditions; the file was changed by hand"
+                )
+            of_condition.append(window)
     spoiled = "; ".join(str(gate) for gate in run.gates if gate.outcome == "void")
     cells = [
         Cell(condition=condition, void=spoiled)
@@ -420,6 +452,16 @@ def from_run(run: Run) -> Sweep:
         flags=tuple(str(gate) for gate in run.gates if gate.outcome == "flag"),
     )
     return Sweep(run.axes, cells, about)
+
+
+def beside(other: Run, run: Run) -> Sweep:
+    """The table of another run to compare one with. Of random weights and real ones the speeds are comparable, and no energies."""
+    table = from_run(other)
+    if (other.meter.basis == "synthetic") == (run.meter.basis == "synthetic"):
+        return table
+    why = f"one of {run.suite_name} and {other.suite_name} has random weights, whose energy is not compared with real weights'"
+    apart = {name: why for name, metric in METRICS.items() if metric.energy_power}
+    return table.fresh([replace(cell, missing={**cell.missing, **apart}) for cell in table.cells])
 
 
 def _as_published(cell: PublishedCell) -> Cell:
@@ -444,18 +486,27 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
     windows = [window for window in every if window.role == "measured"]
     spoiled = [f"pass {w.pass_index + 1}: {'; '.join(w.reasons) or 'void'}" for w in windows if w.outcome == "void"]
     if spoiled:
-        return Cell(condition=condition, void=" | ".join(spoiled))
+        # What keeps every pass from being measured is told once.
+        reasons = {w.reasons for w in windows}
+        every_pass = "; ".join(windows[0].reasons) if len(windows) > 1 and len(reasons) == 1 else ""
+        return Cell(condition=condition, void=every_pass or " | ".join(spoiled))
     if len(windows) < run.passes:
         return Cell(condition=condition, void=f"{len(windows)} of {run.passes} passes were measured")
-    figures = tuple(_figures(window, run.idle) | _decode(window, every) for window in windows)
-    shares = [(w.uncertainty_j / w.energy_j, w.calibration_j / w.energy_j) for w in windows if w.energy_j]
+    figures = tuple(_figures(window, run.idle) | _decode(window, every) | _prefill(window, every) for window in windows)
+    # Windows of prompts alone are shorter, so that their edges weigh more.
+    weighed = [*windows, *(w for w in every if w.role == "prefill" and w.outcome != "void")]
+    shares = [(w.uncertainty_j / w.energy_j, w.calibration_j / w.energy_j) for w in weighed if w.energy_j]
     half_width = max((math.sqrt(max(0.0, whole**2 - gain**2)) for whole, gain in shares), default=0.0)
     calibration = max((gain for _, gain in shares), default=0.0)
     flags = tuple(dict.fromkeys(reason for w in windows for reason in w.reasons))
     undefined = {
         "net_energy_per_token_mj": _why_no_net(run.idle),
         "decode_energy_per_token_mj": _why_no_decode(every),
+        "idle_power_w": _NO_IDLE,
+        **dict.fromkeys(("draft_acceptance", "tokens_per_step"), _why_no_drafts(windows)),
+        **_why_no_prefill(windows, every),
         **_why_no_times(windows),
+        **_why_no_grades(windows),
     }
     return Cell(
         condition=condition,
@@ -464,6 +515,7 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
         calibration=calibration,
         flags=flags,
         undefined=undefined,
+        items=items.of_windows(windows),
     )
 
 
@@ -474,7 +526,7 @@ def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:
 
 def _decode(window: Window, every: Sequence[Window]) -> dict[str, float]:
     """The figure that comes from all answer lengths of one pass together."""
-    of_pass = [w for w in every if w.pass_index == window.pass_index]
+    of_pass = [w for w in every if w.pass_index == window.pass_index and w.role != "prefill"]
     line = None if any(w.outcome == "void" for w in of_pass) else decode(of_pass)
     return {} if line is None else {"decode_energy_per_token_mj": line.slope_mj}
 
@@ -486,10 +538,56 @@ def _why_no_decode(every: Sequence[Window]) -> str:
     return "answers of one length alone were measured; state request.lengths"
 
 
+_NO_IDLE = "no idle baseline was measured"
+
+
+def _why_no_drafts(windows: Sequence[Window]) -> str:
+    if any(answer.draft_n for window in windows for answer in window.requests):
+        return "not every pass drafted"
+    return "nothing was drafted; name a draft_model"
+
+
+def _prefill(window: Window, every: Sequence[Window]) -> dict[str, float]:
+    """The figures that come from the window of prompts alone of the same pass."""
+    alone = [w for w in every if w.pass_index == window.pass_index and w.role == "prefill" and w.outcome != "void"]
+    return prefill(window, alone[0]) if alone else {}
+
+
+def _why_no_prefill(windows: Sequence[Window], every: Sequence[Window]) -> dict[str, str]:
+    alone = [w for w in every if w.role == "prefill"]
+    spoiled = [w for w in alone if w.outcome == "void"]
+    if spoiled:
+        return dict.fromkeys(
+            OF_PREFILL, f"pass {spoiled[0].pass_index + 1}, prompts alone: {'; '.join(spoiled[0].reasons)}"
+        )
+    if not alone and not all(map(is_prefill, windows)):
+        return dict.fromkeys(OF_PREFILL, "prompts alone were not measured; state request.prefill_windows: true")
+    nothing = "no energy was measured, or no prompt token computed"
+    whole = (
+        nothing
+        if alone
+        else "whole requests were not measured; raise answer_tokens and state request.prefill_windows: true"
+    )
+    return {**dict.fromkeys(OF_PREFILL, nothing), "prefill_share": whole}
+
+
 def _why_no_net(idle: IdleBaseline | None) -> str:
     if idle is None:
-        return "no idle baseline was measured"
+        return _NO_IDLE
     return f"the idle baseline ({idle.mean_w:.3g} W, standard deviation {idle.sd_w:.2g} W) cannot be subtracted"
+
+
+def _why_no_grades(windows: Sequence[Window]) -> dict[str, str]:
+    whole = "no questions were asked; state request.questions"
+    none_right = next(
+        (
+            f"none of {len(graded(w))} answers was right in pass {w.pass_index + 1}; ask more or easier questions, or a better model"
+            for w in windows
+            if graded(w) and not any(grade.correct for grade in graded(w))
+        ),
+        "no energy was measured" if any(map(graded, windows)) else whole,
+    )
+    return {**dict.fromkeys(GRADED, whole), "energy_per_correct_j": none_right}
 
 
 def _why_no_times(windows: Sequence[Window]) -> dict[str, str]:

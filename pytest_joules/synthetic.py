@@ -232,6 +232,7 @@ _PRODUCTS: tuple[tuple[float, Mapping[str, int]], ...] = (
     (1000.0, {"energy_per_token_mj": 1, "tokens": 1, "energy_j": -1}),
     (1.0, {"tokens_per_s": 1, "window_s": 1, "tokens": -1}),
     (1.0, {"power_w": 1, "window_s": 1, "energy_j": -1}),
+    (1.0, {"energy_per_correct_j": 1, "correct": 1, "energy_j": -1}),
 )
 """Products of powers of metrics that are what is stated, in every window."""
 
@@ -333,7 +334,7 @@ def _base(run: Sweep, conditions: Sequence[Condition]) -> list[dict[str, float]]
     base = []
     for condition, figures in zip(conditions, known, strict=True):
         mj, per_s = (figures.get(metric, mean) for metric, mean in usual.items())
-        base.append(_consistent(mj, per_s, _slots(condition), 0.6, 0.9) | figures)
+        base.append(_consistent(mj, per_s, _slots(condition), 0.6, 0.9, 0.5, 0.9, 0.6, 2.0, 0.3, 0.05) | figures)
     return base
 
 
@@ -345,9 +346,19 @@ def tables(axes: Sequence[str], conditions: Sequence[Condition], passes: int = 2
         energy = _shape(draw, ranks, number, _ENERGY_MJ, (-1.0, -0.05))
         speed = _shape(draw, ranks, number // 3, _TOKENS_PER_S, (0.05, 1.0))
         spread = draw.choice(_SPREADS)
+        # Of another seed they are others: two suites that are compared may differ in all of it.
+        of_seed = number + seed * TABLES
         cells = [
-            _cell(condition, mj, per_s, spread * draw.uniform(0.5, 1.0), passes, draw)
-            for condition, mj, per_s in zip(conditions, energy, speed, strict=True)
+            _cell(condition, mj, per_s, spread * draw.uniform(0.5, 1.0), passes, draw, (*graded, *drafted, *prefilled))
+            for condition, mj, per_s, graded, drafted, prefilled in zip(
+                conditions,
+                energy,
+                speed,
+                _graded(of_seed, len(energy)),
+                _drafted(of_seed, len(energy)),
+                _prefilled(of_seed, len(energy)),
+                strict=True,
+            )
         ]
         yield Sweep(axes, cells, About(suite="synthetic", basis="synthetic"))
 
@@ -391,10 +402,44 @@ def _shape(
     return figures
 
 
-def _cell(condition: Condition, mj: float, per_s: float, spread: float, passes: int, draw: random.Random) -> Cell:
+def _graded(number: int, count: int) -> list[tuple[float, float]]:
+    """Over the conditions the share of right answers, now all alike, now a little apart, now anything, and of readable ones among the wrong."""
+    draw = random.Random(number)
+    level, apart = draw.uniform(0.05, 0.95), (0.0, 0.02, 0.1, 1.0)[number % 4]
+    shares = [min(0.99, max(0.01, level + apart * draw.uniform(-1.0, 1.0))) for _ in range(count)]
+    return [(share, draw.uniform(0.2, 1.0)) for share in shares]
+
+
+def _drafted(number: int, count: int) -> list[tuple[float, float]]:
+    """Over the conditions the share of drafted tokens that were accepted, and the tokens of a pass over the weights."""
+    draw = random.Random(-1 - number)
+    return [(acceptance := draw.uniform(0.02, 0.99), 1.0 + acceptance * draw.uniform(0.1, 16.0)) for _ in range(count)]
+
+
+def _prefilled(number: int, count: int) -> list[tuple[float, float]]:
+    """Over the conditions the prompt's share of a request's energy, and the energy of a prompt token in those of a decoded one."""
+    draw = random.Random(-1_000_000 - number)
+    share, dearness, apart = draw.uniform(0.02, 0.98), _log_uniform(draw, 0.002, 3.0), (0.0, 0.1, 1.0)[number % 3]
+    return [
+        (
+            min(0.99, max(0.01, share + apart * draw.uniform(-1.0, 1.0))),
+            dearness * _log_uniform(draw, 1 / 9, 9.0) ** apart,
+        )
+        for _ in range(count)
+    ]
+
+
+def _log_uniform(draw: random.Random, low: float, high: float) -> float:
+    return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+
+def _cell(
+    condition: Condition, mj: float, per_s: float, spread: float, passes: int, draw: random.Random,
+    counted: tuple[float, float, float, float, float, float],
+) -> Cell:  # fmt: skip
     slots = _slots(condition)
     # What is left of the energy above idle, or without the prompt: anything, lest a rule about it could not fail.
-    shares = draw.uniform(0.2, 1.0), draw.uniform(0.4, 1.1)
+    shares = draw.uniform(0.2, 1.0), draw.uniform(0.4, 1.1), *counted
     figures = []
     for index in range(passes):
         # The passes stand symmetrically about the mean, so that the spread is what was drawn.
@@ -408,20 +453,38 @@ def _slots(condition: Condition) -> int:
     return slots if isinstance(slots, int) and slots > 0 else 1
 
 
-def _consistent(mj: float, per_s: float, slots: int, net: float, decode: float) -> dict[str, float]:
-    """All metrics of a window that gave `per_s` tokens a second at `mj` each."""
+_QUESTIONS = 200.0
+"""How many questions a made-up window asked."""
+
+
+def _consistent(
+    mj: float, per_s: float, slots: int, net: float, decode: float, accuracy: float, readable: float, acceptance: float, per_step: float,
+    prefill: float, dearness: float,
+) -> dict[str, float]:  # fmt: skip
+    """All metrics of a window that gave `per_s` tokens a second at `mj` each, and of one of questions with answers of 128 tokens."""
     tokens = 128.0 * slots
     return {
         "energy_per_token_mj": mj,
         "net_energy_per_token_mj": net * mj,
         "decode_energy_per_token_mj": decode * mj,
+        "energy_per_prompt_token_mj": dearness * decode * mj,
+        "prefill_share": prefill,
+        # A prompt token takes about as much less time as energy.
+        "prompt_tokens_per_s": per_s / dearness,
         "tokens_per_s": per_s,
         "tokens_per_s_per_request": per_s / slots,
+        "draft_acceptance": acceptance,
+        "tokens_per_step": per_step,
         "power_w": mj * per_s / 1000.0,
+        "idle_power_w": (1.0 - net) * mj * per_s / 1000.0,
         "energy_j": mj * tokens / 1000.0,
         "window_s": tokens / per_s,
         "tokens": tokens,
         "prompt_tokens": 16.0 * slots,
         "time_to_first_token_s": 10.0 * slots / per_s,
         "inter_token_s": slots / per_s,
+        "energy_per_correct_j": 128.0 * mj / 1000.0 / accuracy,
+        "accuracy": accuracy,
+        "correct": _QUESTIONS * accuracy,
+        "answered": _QUESTIONS * (accuracy + readable * (1.0 - accuracy)),
     }

@@ -4,7 +4,8 @@ The pass or fail is one evaluation on the table of means. It is `clear` when at 
 single pass agree, else `narrow`. The perturbation of a condition's mean is exp(t s / sqrt(n)): s is the standard deviation
 of the log residuals after the condition and pass means are taken out, pooled over the conditions, not under 1 %; t is Student's
 t with the pooled degrees of freedom. To it come each window's edge and lag half-width, one factor common to all conditions
-that spans the pass means, and one for the stated calibration error of the meter, which cancels in ratios.
+that spans the pass means, and one for the stated calibration error of the meter, which cancels in ratios. Figures of graded answers are
+multiplied besides by what other questions would have made of them (`items`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pytest_joules import gates, synthetic
-from pytest_joules.metrics import METRICS
+from pytest_joules import gates, items, synthetic
+from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL
 from pytest_joules.prediction import Judgement, Prediction, judge
 from pytest_joules.records import Band, Condition, Run
-from pytest_joules.sweep import Cell, Sweep
+from pytest_joules.sweep import Cell, Sweep, label
 
 TABLES = 2000
 AGREE_FOR_CLEAR = 0.95
@@ -32,8 +33,12 @@ _LARGEST_SHARE = 0.9
 _SPANS = {2: 3.0, 3: 1.5}
 """By passes, how many times the span of the pass means is taken. Two runs whose passes differ by up to five times the noise are then
 held against each other with intervals that hold the truth in 94 % or more; the span alone came to 71 % of two passes."""
+_SPANS_ALONE = {2: 8.0, 3: 3.0, 4: 1.5}
+"""The same of a figure by itself, which no second run's span makes up for. On such runs the span alone came to under 86 %."""
 _RESOLVED, _TABLES_EACH = 30, 60
 """The resolution of a suite is a rough share: so many tables, each perturbed so many times."""
+_ALIKE = 0.8
+"""Share of questions that a model gets right or wrong at every condition alike, where nothing was measured yet."""
 _PRIMARY = ("energy_per_token_mj", "tokens_per_s")
 """The two independent figures; every other metric is a product of their powers."""
 _PLACES = {metric: place for place, metric in enumerate(METRICS)}
@@ -116,6 +121,8 @@ def robustness(
         reasons.append("one pass: its noise is unknown")
     else:
         reasons += _dissent(prediction, verdict, sweep, against)
+    if verdict.reads.metrics & GRADED:
+        reasons += _unknown_items(sweep, against)
     agreement = _agreement(prediction, verdict.word, sweep, against)
     if agreement < AGREE_FOR_CLEAR:
         reasons.append(f"{agreement:.0%} of perturbed tables agree")
@@ -161,6 +168,7 @@ def resolution(
     against: tuple[Sequence[str], Sequence[Condition]] | None = None,
     undefined: Mapping[str, str] | None = None,
     around: Sweep | None = None,
+    questions: int = 0,
 ) -> float | None:
     """How often a suite could decide a rule: the share of made-up machines on which it is true whose verdict would be clear.
 
@@ -168,6 +176,7 @@ def resolution(
         passes: of the suite.
         spread: usual spread of a condition over that many passes.
         against, undefined, around: as for `synthetic.search`.
+        questions: that the suite grades.
 
     Returns:
         0 when the rule is finer than the suite can resolve; `None` when it holds on none of the tables.
@@ -184,6 +193,8 @@ def resolution(
     # Few tables are measured several times, so that the share has no less to stand on.
     for table, other in itertools.islice(itertools.cycle(true), _RESOLVED):
         measured = _with_noise(table, sd, rng)
+        if questions:
+            measured = _with_questions(measured, questions, rng)
         verdict = judge(prediction, measured, other)
         # What a claim about spreads comes to is a fact of the run; any other clear verdict would be wrong unless it held.
         right = verdict.word == "held" or (verdict.word == "refuted" and verdict.reads.spread)
@@ -215,6 +226,25 @@ def _with_noise(table: Sweep, sd: float, rng: np.random.Generator) -> Sweep:
             for energy, speed in logs.tolist()
         )
         cells.append(replace(cell, passes=passes))
+    return table.fresh(cells)
+
+
+def _with_questions(table: Sweep, count: int, rng: np.random.Generator) -> Sweep:
+    """The table with graded figures as so many questions of its shares of right answers could have given them."""
+    chances = rng.random(count)
+    cells = []
+    for cell in table.cells:
+        share = cell.passes[0]["accuracy"]
+        right = np.where(rng.random(count) < _ALIKE, chances, rng.random(count)) < share
+        found = float(right.mean())
+        passes = []
+        for figures in cell.passes:
+            graded = {"accuracy": found, "correct": float(right.sum()), "answered": figures["answered"]}
+            if found:
+                graded["energy_per_correct_j"] = figures["energy_per_correct_j"] * share / found
+            passes.append({name: figure for name, figure in figures.items() if name not in GRADED} | graded)
+        asked = {f"{number}": items.Item(float(one), 1.0, 1.0) for number, one in enumerate(right.tolist())}
+        cells.append(replace(cell, passes=tuple(passes), items=asked))
     return table.fresh(cells)
 
 
@@ -290,6 +320,17 @@ def _dissent(prediction: Prediction, verdict: Judgement, sweep: Sweep, against: 
             yield f"pass {index + 1} alone says {single.word}"
 
 
+def _unknown_items(*tables: Sweep | None) -> Iterator[str]:
+    """Why the noise of the questions is not known."""
+    cells = [cell for table in tables if table is not None for cell in table.cells if not cell.void]
+    if not all(cell.items for cell in cells):
+        yield "which questions were answered rightly is not in the table: their noise is unknown"
+    for name in dict.fromkeys(
+        label(cell.condition) for cell in cells if cell.items and not any(i.right for i in cell.items.values())
+    ):
+        yield f"no answer was right at {name}: how rare right ones are is unknown"
+
+
 def _agreement(
     prediction: Prediction,
     word: str,
@@ -328,11 +369,13 @@ def perturbations(
     return logs
 
 
-def figure_perturbations(sweep: Sweep, metric: str, rng: np.random.Generator, tables: int) -> np.ndarray | None:
-    """What the means of one figure are multiplied by, in logarithms, for use beside another run: as `perturbations`, by the noise
-    of that very figure, the last digit of printed ones in it.
+def figure_perturbations(
+    sweep: Sweep, metric: str, rng: np.random.Generator, tables: int, *, alone: bool = False
+) -> np.ndarray | None:
+    """What the means of one figure are multiplied by, in logarithms, for use beside another run or `alone`: as `perturbations`, by
+    the noise of that very figure, the last digit of printed ones in it.
 
-    What is common to a pass cancels within a run and not between two, and few passes hardly show it: hence `_SPANS`.
+    What is common to a pass cancels within a run and not beyond it, and few passes hardly show it: hence `_SPANS`.
 
     Returns:
         (`tables`, cells); `None` where the noise is unknown: one pass, or a published table without the spread of this figure.
@@ -340,13 +383,14 @@ def figure_perturbations(sweep: Sweep, metric: str, rng: np.random.Generator, ta
     cells = sweep.cells
     if pooled_noise(sweep, metric) is None and not any(metric in cell.spreads for cell in cells):
         return None
-    logs: np.ndarray = _noise_logs(sweep, metric, rng, None, tables, _SPANS.get(passes_of(sweep), 1.0)) + _printed_logs(
-        cells, metric, rng, tables
-    )
+    spans = (_SPANS_ALONE if alone else _SPANS).get(passes_of(sweep), 1.0)
+    logs: np.ndarray = _noise_logs(sweep, metric, rng, None, tables, spans) + _printed_logs(cells, metric, rng, tables)
     if power := METRICS[metric].energy_power:
         logs += power * _meter_logs(cells, rng, tables)
     digits = rng.uniform(-1.0, 1.0, size=(tables, len(cells)))
     logs += np.log1p(digits * np.minimum([cell.roundings.get(metric, 0.0) for cell in cells], _LARGEST_SHARE))
+    if metric in GRADED:
+        logs += np.log(items.factors([cell.items for cell in cells], rng, tables)[metric])
     return logs
 
 
@@ -377,13 +421,17 @@ def _printed_logs(cells: Sequence[Cell], metric: str, rng: np.random.Generator, 
 
 def _meter_logs(cells: Sequence[Cell], rng: np.random.Generator, tables: int) -> np.ndarray:
     """Edges and lag err differently in every window, the meter's gain alike in all."""
-    edges = rng.uniform(-1.0, 1.0, size=(tables, len(cells))) * np.minimum(
-        [c.half_width for c in cells], _LARGEST_SHARE
-    )
+    edges = _edge_logs(cells, rng, tables)
     gain = rng.uniform(-1.0, 1.0, size=(tables, 1)) * min(
         max((c.calibration for c in cells), default=0.0), _LARGEST_SHARE
     )
-    return np.log1p(edges) + np.log1p(gain)
+    return edges + np.log1p(gain)
+
+
+def _edge_logs(cells: Sequence[Cell], rng: np.random.Generator, tables: int) -> np.ndarray:
+    half_widths = np.minimum([c.half_width for c in cells], _LARGEST_SHARE)
+    edges: np.ndarray = np.log1p(rng.uniform(-1.0, 1.0, size=(tables, len(cells))) * half_widths)
+    return edges
 
 
 def _published(cells: Sequence[Cell]) -> int:
@@ -409,7 +457,10 @@ class _Perturbed:
         # One for each figure that was printed: they were rounded one by one.
         digits = rng.uniform(-1.0, 1.0, size=(tables or TABLES, len(sweep.cells), len(METRICS)))
         energy, speed = (self._logs[metric].tolist() for metric in _PRIMARY)
-        self._drawn = list(zip(energy, speed, digits.tolist(), strict=True))
+        graded = _graded_factors(sweep, rng, tables or TABLES)
+        if own := _prefill_factors(sweep, rng, passes, tables or TABLES):
+            graded = [[{**g, **o} for g, o in zip(*rows, strict=True)] for rows in zip(graded, own, strict=True)]
+        self._drawn = list(zip(energy, speed, digits.tolist(), graded, strict=True))
         self._factors = [_Factors(cell.roundings) for cell in sweep.cells]
         cells = [
             cell if cell.void else replace(cell, factors=factors)
@@ -419,22 +470,51 @@ class _Perturbed:
 
     def __call__(self, index: int) -> Sweep:
         for factors, *drawn in zip(self._factors, *self._drawn[index], strict=True):
-            factors.energy_log, factors.speed_log, factors.digits = drawn
+            factors.energy_log, factors.speed_log, factors.digits, factors.graded = drawn
         return self._table
+
+
+def _graded_factors(sweep: Sweep, rng: np.random.Generator, tables: int) -> Sequence[Sequence[Mapping[str, float]]]:
+    """By table and cell, what the graded figures are multiplied by: what other questions of the kind would have changed."""
+    if not any(cell.items for cell in sweep.cells):
+        return [[{}] * len(sweep.cells)] * tables
+    drawn = items.factors([cell.items for cell in sweep.cells], rng, tables)
+    rows = zip(*(figures.tolist() for figures in drawn.values()), strict=True)
+    return [[dict(zip(drawn, cell, strict=True)) for cell in zip(*row, strict=True)] for row in rows]
+
+
+def _prefill_factors(
+    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int
+) -> Sequence[Sequence[Mapping[str, float]]]:
+    """By table and cell, what the figures of windows of prompts alone are multiplied by beside the others: they were measured at another
+    time, with noise and edges of their own. Empty where there are none.
+    """
+    known = [m for m in OF_PREFILL if any(m in figures for cell in sweep.cells for figures in cell.passes)]
+    factors = []
+    for metric in known:
+        logs = _noise_logs(sweep, metric, rng, passes, tables)
+        if not METRICS[metric].speed_power:
+            logs = logs + _edge_logs(sweep.cells, rng, tables)
+        factors.append(np.exp(logs).tolist())
+    rows = zip(*factors, strict=True)
+    return [[dict(zip(known, cell, strict=True)) for cell in zip(*row, strict=True)] for row in rows]
 
 
 class _Factors(Mapping[str, float]):
     """What the means of one cell are multiplied by. Worked out when asked for: a rule reads one metric of twelve."""
 
-    __slots__ = ("_roundings", "digits", "energy_log", "speed_log")
+    __slots__ = ("_roundings", "digits", "energy_log", "graded", "speed_log")
 
     def __init__(self, roundings: Mapping[str, float]) -> None:
         self._roundings = roundings
         self.energy_log = self.speed_log = 0.0
         self.digits: Any = ()
+        self.graded: Mapping[str, float] = {}
 
     def __getitem__(self, metric: str) -> float:
         factor = _factor(metric, self.energy_log, self.speed_log)
+        if metric in self.graded:
+            factor *= self.graded[metric]
         if metric in self._roundings:
             factor *= 1.0 + self.digits[_PLACES[metric]] * self._roundings[metric]
         return factor

@@ -135,7 +135,10 @@ def _engine(name: str) -> Report:
         return {"usable": True, **engines.find(name).facts()}
     except Unmeasured as error:
         rpath = "@loader_path/../lib" if platform.system() == "Darwin" else "$ORIGIN/../lib"
-        return {"usable": False, "reason": _said(error), "next_step": _SERVER_BY_PIP.format(rpath=rpath)}
+        reason = _said(error)
+        # An engine that is no part of llama.cpp is not had by building that.
+        step = {"next_step": _SERVER_BY_PIP.format(rpath=rpath)} if "llama" in reason else {}
+        return {"usable": False, "reason": reason, **step}
 
 
 def _models() -> Report:

@@ -77,6 +77,7 @@ def _closure(file: Path) -> list[Path]:
     """The files that a prediction's meaning depends on; of a file that is no module, that file alone."""
     from pytest_joules import registration, suite
     from pytest_joules.session import load_suite
+    from pytest_joules.workload import questions
 
     if file.suffix != ".py":
         return [file]
@@ -84,7 +85,8 @@ def _closure(file: Path) -> list[Path]:
     others: list[Path] = []
     for name in _suites_named(file):
         try:
-            others += load_suite(suite.find(name, file.parent, root)).files
+            found = load_suite(suite.find(name, file.parent, root))
+            others += [*found.files, *questions.own_files(found, root)]
         except UsageError:
             continue  # the suite is told of where it is used
     return registration.closure(file, root, others)[0]

@@ -8,11 +8,11 @@ An engine is one module of this package (or an entry point in the group `pytest_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pytest_joules import discovery
 from pytest_joules.errors import UsageError
@@ -22,6 +22,10 @@ from pytest_joules.suite import Setting
 from pytest_joules.words import nearest
 
 ENTRY_POINTS = "pytest_joules.engines"
+
+Part = Literal["load", "prefill", "decode", "sampling", "detokenise", "http"]
+"""What a window of an engine can hold: reading the model, computing prompts, computing answers, choosing tokens, spelling them,
+and what it takes to ask and to be answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,8 @@ class Server(Protocol):
         ...
 
     @property
-    def pids(self) -> frozenset[int]:
-        """Processes that belong to it."""
+    def pids(self) -> frozenset[int] | None:
+        """Processes that belong to it; `None` where they are not known, and nothing can be said of other programs' load."""
         ...
 
     def prompts(self, text: str, count: int, first: int = 0, *, identical: bool = False) -> list[list[int]]:
@@ -126,19 +130,91 @@ class Server(Protocol):
         ...
 
 
+@runtime_checkable
+class InPhases(Protocol):
+    """A server that tells during a round when all its prompts have been read."""
+
+    def run_round_in_phases(
+        self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int, decoding: Callable[[], None]
+    ) -> Round:
+        """As `run_round`, with streamed answers; `decoding` is called once, when the first token of every request has arrived.
+
+        It is called on the thread that reads the answers, and must return at once.
+        """
+        ...
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A server that must know what a round will be before it is asked for one, since it can only get ready outside a window."""
+
+    def prepare(self, prompts: Sequence[Sequence[int]], answer_tokens: int) -> None:
+        """Get ready for rounds of such prompts and answers. Raises `EngineError` when it cannot."""
+        ...
+
+
+@runtime_checkable
+class ToLength(Protocol):
+    """A server that can be given prompts of a stated length in tokens."""
+
+    def prompts_of(self, length: int, count: int, *, shared: int = 0, identical: bool = False) -> list[list[int]]:
+        """`count` prompts of exactly `length` tokens, of which the first `shared` are the same in all, and no others unless `identical`."""
+        ...
+
+
+@runtime_checkable
+class Templated(Protocol):
+    """A server that knows how its model was taught to be asked."""
+
+    def chat(self, text: str) -> list[int]:
+        """A prompt in which a user says `text` and the model is to answer, by the model's own chat template; as token ids.
+
+        Raises `EngineError` when the model has none that can be applied.
+        """
+        ...
+
+
 class Engine(Protocol):
     """A program or library that can serve a model on this machine."""
 
     name: str
 
     def facts(self) -> Mapping[str, Any]:
-        """Build, commit and digest of the program, for the record; no paths."""
+        """Build, commit and digest of the program, for the record; no paths. `includes` lists each `Part` that its windows hold."""
         ...
 
     def serve(self, setting: Setting, model: ModelFile, draft: ModelFile | None, log_dir: Path, ready_timeout_s: float,
               request_timeout_s: float) -> AbstractContextManager[Server]:  # fmt: skip
         """Start it for one condition. Raises `EngineError` when it does not come up as asked."""
         ...
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """An engine that cannot run every setting."""
+
+    def cannot(self, setting: Setting) -> str:
+        """Why it is not made for a setting, and what to do; empty when it is. Nothing is started to find out."""
+        ...
+
+
+@runtime_checkable
+class Remote(Protocol):
+    """An engine whose server has the models, so that no file of them need be on this machine."""
+
+    def unseen_model(self, name: str, form: str | None) -> ModelFile:
+        """What is known of a model of that name without its file."""
+        ...
+
+
+def cannot(engine: Engine, setting: Setting) -> str:
+    """Why an engine is not made for a setting; empty when it is."""
+    return engine.cannot(setting) if isinstance(engine, Limited) else ""
+
+
+def unseen_model(engine: Engine, name: str, form: str | None) -> ModelFile | None:
+    """What is known of a model of which the engine has the file; `None` where it must be given one."""
+    return engine.unseen_model(name, form) if isinstance(engine, Remote) else None
 
 
 def engines() -> dict[str, Any]:

@@ -245,6 +245,24 @@ class Model:
         perf = self._api.llama_perf_context(self._context)
         return int(perf.n_p_eval + perf.n_eval)
 
+    def chat(self, text: str) -> list[int]:
+        """Token ids of a prompt in which a user says `text`, by the template in the model's file."""
+        template = self._api.llama_model_chat_template(self._model, None)
+        if not template:
+            raise Fault("the model's file has no chat template: ask prompts, no questions, or take an instruct model")
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter  # only questions need it
+
+        ends = [
+            self.text([token], special=True) if token >= 0 else ""
+            for token in (self._api.llama_vocab_bos(self._vocab), self._api.llama_vocab_eos(self._vocab))
+        ]
+        made = Jinja2ChatFormatter(template.decode(), bos_token=ends[0], eos_token=ends[1])
+        prompt = made(messages=[{"role": "user", "content": text}]).prompt
+        # A template that writes the opening token itself would give it twice.
+        return self.tokenize(
+            prompt.removeprefix(ends[0]) if ends[0] and self._api.llama_vocab_get_add_bos(self._vocab) else prompt
+        )
+
     def tokenize(self, text: str) -> list[int]:
         """Token ids with the model's opening token."""
         data = text.encode()
@@ -255,12 +273,12 @@ class Model:
             raise Fault(f"llama_tokenize returned {count}")
         return list(ids[:count])
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """What tokens spell; ends of the answer spell nothing."""
+    def text(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """What tokens spell; ends of the answer spell nothing unless `special`."""
         pieces = []
         buffer = ctypes.create_string_buffer(512)
         for token in tokens:
-            count = self._api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, False)
+            count = self._api.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
             pieces.append(buffer.raw[: max(0, count)])
         return b"".join(pieces).decode("utf-8", errors="replace")
 
@@ -434,6 +452,8 @@ class Server:
                 return self._model.in_force()
             case "tokenize":
                 return {"tokens": self._opened().tokenize(message["text"])}
+            case "chat":
+                return {"tokens": self._opened().chat(message["text"])}
             case "take":
                 self._opened().take(message)
                 return {"taken": len(message["prompts"])}

@@ -1,4 +1,4 @@
-"""A guarded child process with its output in a log file."""
+"""A guarded child process with its output in a log file, and what a program says when it is asked."""
 
 from __future__ import annotations
 
@@ -19,8 +19,41 @@ from pytest_joules.words import one_line
 GRACE_S = 5.0
 """How long a program may take to end itself before it is killed."""
 
+_ASKED_S = 60.0
+"""How long a program may take to say what it is."""
+
 _TAIL_LINES, _TAIL_ERRORS, _TAIL_WIDTH = 2, 3, 160
 _SPEAKS_OF_ERROR = re.compile(r"error|fail|cannot|couldn't|unable|invalid|abort|exception|out of memory", re.IGNORECASE)
+
+
+def environment() -> dict[str, str]:
+    """Ours, without anything that llama.cpp would take for flags, and with numbers as the C locale writes them."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_ARG_", "LLAMA_API_KEY"))}
+    return kept | {"LC_ALL": "C"}
+
+
+def said_by(name: str, program: Path, question: str) -> str:
+    """What a program of llama.cpp says to `--version` or `--help`, on whichever stream.
+
+    Args:
+        name: of the engine, for the message.
+
+    Raises:
+        EngineError: it cannot be run.
+    """
+    try:
+        done = subprocess.run(
+            [program, question], capture_output=True, text=True, errors="replace", timeout=_ASKED_S,
+            stdin=subprocess.DEVNULL, env=environment(), check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EngineError(f"{name}: {program} {question}: {error}") from None
+    if done.returncode < 0:
+        raise EngineError(
+            f"{name}: {program.name} {question} died of signal {-done.returncode}: it was likely built for another processor; "
+            f"build or fetch one for this machine{': ' + one_line(done.stderr) if done.stderr.strip() else ''}"
+        )
+    return f"{done.stdout}\n{done.stderr}"
 
 
 class GuardedProcess:
@@ -31,14 +64,22 @@ class GuardedProcess:
         log_path: file its output goes to, from its first byte; nobody has to read a pipe for it to go on.
     """
 
-    def __init__(self, command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], log_path: Path, environment: Mapping[str, str], output: int | None = None
+    ) -> None:
+        """Start it.
+
+        Args:
+            output: file descriptor that its output goes to instead of the log, which whoever reads it then keeps.
+        """
         self.log_path = log_path
         self._ended: dict[str, int | None] | None = None
         with log_path.open("wb") as log:
             # A session of its own: Ctrl-C in the terminal is for pytest, which then ends this in order.
             self._guard = subprocess.Popen(
                 guard.command_line(GRACE_S, 1, command),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=dict(environment), start_new_session=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log if output is None else output, env=dict(environment),
+                start_new_session=True,
             )  # fmt: skip
         first = self._told(timeout_s=30.0)
         if not first.get("pid"):

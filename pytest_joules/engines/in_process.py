@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_joules import machine
-from pytest_joules.engines import ClosedLoop, Counters, Round, _in_process_child
+from pytest_joules.engines import ClosedLoop, Counters, Part, Round, _in_process_child
 from pytest_joules.engines._process import GuardedProcess
 from pytest_joules.engines.llama_server import padded
 from pytest_joules.errors import EngineError, Unmeasured
@@ -32,9 +32,12 @@ from pytest_joules.models import ModelFile
 from pytest_joules.records import RequestRecord
 from pytest_joules.suite import Setting
 from pytest_joules.words import one_line
-from pytest_joules.workload.prompts import numbered
+from pytest_joules.workload.prompts import numbered, of_length
 
 NAME = "in-process"
+
+INCLUDES: tuple[Part, ...] = ("prefill", "decode", "sampling")
+"""What a window holds."""
 
 ALL_LAYERS = 999
 """More layers than any model has."""
@@ -158,7 +161,7 @@ class InProcessEngine:
     def facts(self) -> Mapping[str, Any]:
         """Version, build and digests of the library."""
         remark = translated(self._facts["platform"])
-        return {"name": NAME, **self._facts, **({"remark": remark} if remark else {})}
+        return {"name": NAME, "includes": list(INCLUDES), **self._facts, **({"remark": remark} if remark else {})}
 
     @contextlib.contextmanager
     def serve(
@@ -262,6 +265,15 @@ class InProcessServer:
         if identical:
             return [self._tokenize(text)] * count
         return numbered(self._tokenize, text, count, first)
+
+    def prompts_of(self, length: int, count: int, *, shared: int = 0, identical: bool = False) -> list[list[int]]:
+        """Prompts of exactly `length` tokens, which have the first `shared` in common."""
+        return of_length(self._tokenize, length, count, shared=shared, identical=identical)
+
+    def chat(self, text: str) -> list[int]:
+        """A prompt by the chat template in the model's file."""
+        tokens: list[int] = self._child.ask({"op": "chat", "text": text}, _SHORT_S)["tokens"]
+        return tokens
 
     def _tokenize(self, text: str) -> list[int]:
         tokens: list[int] = self._child.ask({"op": "tokenize", "text": text}, _SHORT_S)["tokens"]

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import hashlib
 import importlib.util
-import itertools
 import json
 import os
 import re
 import secrets
 import shutil
 import socket
-import subprocess
-import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
 from pytest_joules import machine
-from pytest_joules.engines import ClosedLoop, Counters, Round
-from pytest_joules.engines._process import GuardedProcess
-from pytest_joules.errors import EngineError, Unmeasured
+from pytest_joules.engines import ClosedLoop, Counters, Part, Round
+from pytest_joules.engines._client import Arrival, Client, Streamed, count_of, figure, timed
+from pytest_joules.engines._process import GuardedProcess, environment, said_by
+from pytest_joules.errors import EngineError, Unmeasured, UsageError
 from pytest_joules.models import ModelFile
 from pytest_joules.records import RequestRecord
 from pytest_joules.suite import Setting
 from pytest_joules.words import one_line
-from pytest_joules.workload.prompts import numbered
+from pytest_joules.workload.prompts import numbered, of_length
 
 NAME = "llama-server"
+
+INCLUDES: tuple[Part, ...] = ("prefill", "decode", "sampling", "detokenise", "http")
+"""What a window holds."""
 
 CONTEXT_STEP = 256
 """llama.cpp pads the context of a slot to a multiple of this."""
@@ -45,20 +43,14 @@ _POLL_S = 1.0
 """How long one look at a loading server may take, during which its end would not be noticed."""
 _SHORT_S = 30.0
 """How long an answer may take that costs the server nothing."""
-_DYING_S = 1.0
-"""How long a server that dropped a request may take to show whether it died."""
-_MOST = 1e15
-"""No count or time of an answer is larger; `1e999` is valid JSON and infinite."""
-_OTHERS_S = 1.0
-"""After one request of a round has failed, how long the others may take to show whether they fail too."""
 _FITTED = re.compile(r"(?:params_fit|fit_params)\w*: (?:.*reduced from|set to use) .*")
 _DRAFT_REFUSED = re.compile(r".*(?:draft model .*must .*match|failed to load draft model|draft model .*incompatible).*")
 _PORT_TAKEN = re.compile(r"couldn.t bind|address already in use|failed to bind", re.IGNORECASE)
 _NO_GPU = "no usable GPU found"
-_VERBOSE_LEVEL = re.compile(r"^\s*- (\d): trace", re.MULTILINE)
+_SYNTHETIC_FLAG = "--spec-synth-len"
+VERBOSE_LEVEL = re.compile(r"^\s*- (\d): trace", re.MULTILINE)
 """The level of builds that print what the library says about offloading only there. Older ones print it anyway, and the same number
 would have them log every token."""
-_EVENT_END = re.compile(rb"\r?\n\r?\n")
 _MEMORY = re.compile(
     r"out of (?:device )?memory|failed to allocate|unable to allocate|bad_alloc|OutOfDeviceMemory", re.IGNORECASE
 )
@@ -70,11 +62,20 @@ _NEXT_STEPS = (
     (re.compile(r"failed to load model|error loading model|invalid magic", re.IGNORECASE), "check the model file, or use a build that knows it"),
 )  # fmt: skip
 _OTHER_STEP = "try another build with --joules-server"
-_T = TypeVar("_T")
 
 
 def find(where: str | None = None) -> LlamaServerEngine:
-    """The engine: the program named by `where`, $JOULES_LLAMA_SERVER, `llama-server` on PATH, or the installed one."""
+    """The engine: the program named by `where`, $JOULES_LLAMA_SERVER, `llama-server` on PATH, or the installed one.
+
+    Raises:
+        Unmeasured: there is none.
+        UsageError: `where` is the address of a server that runs already.
+    """
+    if where and "://" in where:
+        raise UsageError(
+            f"llama-server: {where} is a server that runs already, and this engine starts its own: write engine: openai in the suite, or "
+            "give a program with --joules-server"
+        )
     return LlamaServerEngine(locate(where))
 
 
@@ -125,6 +126,21 @@ def parse_version(text: str) -> dict[str, Any]:
     }
 
 
+def program_facts(name: str, program: Path, version_text: str, includes: Sequence[Part]) -> dict[str, Any]:
+    """Build, commit and digest of a program of llama.cpp, and what its windows hold.
+
+    Args:
+        version_text: what it says to `--version`.
+    """
+    with program.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    lines = [line for line in version_text.splitlines() if "version" in line or "built" in line]
+    return {
+        "name": name, **parse_version(version_text), "version_text": one_line("; ".join(lines) or version_text), "sha256": digest,
+        "includes": list(includes),
+    }  # fmt: skip
+
+
 _FLAG_NAMES = re.compile(r"-[\w-]+(?:,\s+-[\w-]+)*")
 """How a line of `--help` begins: `-ngl,  --gpu-layers, --n-gpu-layers N   max. number of ...`."""
 
@@ -152,12 +168,12 @@ class LlamaServerEngine:
 
     @functools.cached_property
     def _version_text(self) -> str:
-        return self._ask("--version")
+        return said_by(NAME, self._program, "--version")
 
     @functools.cached_property
     def help(self) -> str:
         """What `--help` says."""
-        return self._ask("--help")
+        return said_by(NAME, self._program, "--help")
 
     @functools.cached_property
     def flags(self) -> frozenset[str]:
@@ -171,30 +187,9 @@ class LlamaServerEngine:
             )
         return flags
 
-    def _ask(self, question: str) -> str:
-        try:
-            done = subprocess.run(
-                [self._program, question], capture_output=True, text=True, errors="replace", timeout=60,
-                stdin=subprocess.DEVNULL, env=_environment(), check=False,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise EngineError(f"llama-server: {self._program} {question}: {error}") from None
-        if done.returncode < 0:
-            raise EngineError(
-                f"llama-server: {self._program.name} {question} died of signal {-done.returncode}: it was likely built for another processor; "
-                f"build or fetch one for this machine{': ' + one_line(done.stderr) if done.stderr.strip() else ''}"
-            )
-        return f"{done.stdout}\n{done.stderr}"
-
     def facts(self) -> Mapping[str, Any]:
         """Build, commit and digest of the program."""
-        with self._program.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        version = one_line(
-            "; ".join(line for line in self._version_text.splitlines() if "version" in line or "built" in line)
-            or self._version_text
-        )
-        return {"name": NAME, **parse_version(self._version_text), "version_text": version, "sha256": digest}
+        return program_facts(NAME, self._program, self._version_text, INCLUDES)
 
     @contextlib.contextmanager
     def serve(
@@ -210,7 +205,7 @@ class LlamaServerEngine:
         arguments, deviations = self._arguments(setting, model, draft)
         process, connection = self._start(arguments, log_dir, ready_timeout_s, request_timeout_s)
         try:
-            server = LlamaServer(setting, process, connection, _public(arguments, model, draft), deviations)
+            server = LlamaServer(setting, process, connection, public(arguments, model, draft), deviations)
             server.check(model)
             yield server
         finally:
@@ -227,7 +222,7 @@ class LlamaServerEngine:
             process = GuardedProcess(
                 [str(self._program), *arguments, "--host", "127.0.0.1", "--port", str(port)],
                 log_dir / f"llama-server-{time.monotonic_ns()}.log",
-                _environment() | {"LLAMA_API_KEY": key},
+                environment() | {"LLAMA_API_KEY": key},
             )
             connection = _Connection(port, key, process, request_timeout_s)
             try:
@@ -271,12 +266,15 @@ class LlamaServerEngine:
             ("--ubatch-size", str(server.ubatch_tokens)),
             ("--metrics",),
             ("--offline",),
-            *((("--verbosity", level[1]),) if (level := _VERBOSE_LEVEL.search(self.help)) else ()),
+            *((("--verbosity", level[1]),) if (level := VERBOSE_LEVEL.search(self.help)) else ()),
             ("--no-ui",) if "--no-ui" in self.flags else ("--no-webui",),
         ]
-        if not setting.request.cache_prompt:
+        request = setting.request
+        if not request.cache_prompt:
+            wanted.append(("--no-cache-prompt",))
+        if not request.cache_prompt or request.cached_by_count:
+            # What a slot held would be copied out of it and back in the middle of a window.
             wanted += [
-                ("--no-cache-prompt",),
                 ("--cache-ram", "0"),
                 ("--no-cache-idle-slots",),
                 ("--slot-prompt-similarity", "0"),
@@ -290,12 +288,16 @@ class LlamaServerEngine:
                 ("--spec-draft-n-min", str(options.draft_tokens_min)),
                 ("--spec-draft-p-min", str(options.draft_threshold)),
             ]
+            if options.draft_synthetic_tokens is not None:
+                wanted.append((_SYNTHETIC_FLAG, str(options.draft_synthetic_tokens)))
         arguments: list[str] = []
         for flag, *values in wanted:
             if flag in self.flags:
                 arguments += [flag, *values]
             elif flag in ("--model", "--parallel", "--ctx-size", "--model-draft"):
                 raise EngineError(f"llama-server: this build has no {flag}; use a build of 2024 or newer")
+            elif flag == _SYNTHETIC_FLAG:
+                raise EngineError(f"llama-server: this build has no {flag}, without which draft_synthetic_tokens means nothing; use a newer build")
             else:
                 deviations.append(f"this llama-server has no {' '.join([flag, *values])}, which could not be pinned")
         return arguments, deviations
@@ -327,8 +329,8 @@ class LlamaServer:
         props = self._connection.get_json("/props")
         asked = self._setting.server
         settings = props.get("default_generation_settings")
-        slots = _count(props.get("total_slots"))
-        context = _count(settings.get("n_ctx")) if isinstance(settings, dict) else None
+        slots = count_of(props.get("total_slots"))
+        context = count_of(settings.get("n_ctx")) if isinstance(settings, dict) else None
         if slots != asked.parallel:
             raise EngineError(
                 f"llama-server runs {slots} slots, {asked.parallel} were asked for; nothing was measured; {_OTHER_STEP}"
@@ -353,19 +355,8 @@ class LlamaServer:
             "slots": slots,
             "context_per_slot": context,
             "build_info": props.get("build_info"),
-            **_from_log(log),
         }
-        offloaded, layers = self.facts.get("offloaded_layers"), self.facts.get("layers")
-        if _NO_GPU in log and asked.gpu_layers == "all":
-            # On such a machine all layers that can be on a GPU are: none. The figures are of the CPU, which must be said.
-            self.facts["remark"] = "no GPU: all layers ran on the CPU"
-            layers = offloaded
-        wanted = layers if asked.gpu_layers == "all" else min(asked.gpu_layers, layers or asked.gpu_layers)
-        if offloaded is not None and wanted is not None and offloaded < wanted:
-            raise EngineError(
-                f"llama-server put {offloaded} of {layers or '?'} layers on the GPU, {asked.gpu_layers} were asked for; "
-                "free its memory, use a build for this GPU, or set gpu_layers"
-            )
+        self.facts |= layers_in_force(NAME, asked.gpu_layers, log)
         if fitted := _FITTED.search(log):
             raise EngineError(
                 f"llama-server changed what was asked for to fit the memory ({one_line(fitted.group())}); ask for less, or free memory"
@@ -381,10 +372,33 @@ class LlamaServer:
             return [self._connection.tokenize(text)] * count
         return numbered(self._connection.tokenize, text, count, first)
 
+    def prompts_of(self, length: int, count: int, *, shared: int = 0, identical: bool = False) -> list[list[int]]:
+        """Prompts of exactly `length` tokens, which have the first `shared` in common."""
+        return of_length(self._connection.tokenize, length, count, shared=shared, identical=identical)
+
+    def chat(self, text: str) -> list[int]:
+        """A prompt by the chat template of the model, as the server applies it to messages."""
+        prompt = self._connection.post_json("/apply-template", {"messages": [{"role": "user", "content": text}]}).get(
+            "prompt"
+        )
+        if not isinstance(prompt, str) or text.strip() not in prompt:
+            raise EngineError(
+                f"llama-server: /apply-template gave no prompt that holds the question; use a model with a chat template, or {_OTHER_STEP}"
+            )
+        return self._connection.tokenize(prompt)
+
     def run_round(self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int = 0) -> Round:
         """Release all requests at one instant and wait for all the answers."""
         stream = self._setting.request.stream
-        return self._connection.round(self._payloads(prompts, answer_tokens, stream), round_index, stream=stream)
+        payloads = self._payloads(prompts, answer_tokens, stream, placed=True)
+        return self._connection.round(payloads, round_index, stream=stream)
+
+    def run_round_in_phases(
+        self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int, decoding: Callable[[], None]
+    ) -> Round:
+        """As `run_round`, with streamed answers; its first event brings the first token."""
+        payloads = self._payloads(prompts, answer_tokens, stream=True, placed=True)
+        return self._connection.round(payloads, round_index, stream=True, decoding=decoding)
 
     def run_closed_loop(
         self, prompts: Sequence[Sequence[int]], answer_tokens: int, *, stream: bool | None = None, exact: bool = True
@@ -395,9 +409,20 @@ class LlamaServer:
         return self._connection.closed_loop(payloads, self.slots, stream=streamed, exact=exact)
 
     def _payloads(
-        self, prompts: Sequence[Sequence[int]], answer_tokens: int, stream: bool, *, exact: bool = True
+        self,
+        prompts: Sequence[Sequence[int]],
+        answer_tokens: int,
+        stream: bool,
+        *,
+        exact: bool = True,
+        placed: bool = False,
     ) -> list[bytes]:
-        """Bodies of requests, ready to be sent: to write out a long prompt takes a millisecond, in which the others would wait."""
+        """Bodies of requests, ready to be sent: to write out a long prompt takes a millisecond, in which the others would wait.
+
+        Args:
+            placed: each prompt is for the slot of its number. Left to the server, two of a round may come to one slot after the other,
+                and a slot that has not seen the shared prefix to none.
+        """
         request = self._setting.request
         body = {
             "n_predict": answer_tokens,
@@ -407,7 +432,11 @@ class LlamaServer:
             "cache_prompt": request.cache_prompt,
             "stream": stream,
         }
-        return [json.dumps({**body, "prompt": list(prompt)}).encode() for prompt in prompts]
+        placed = placed and request.cached_by_count
+        return [
+            json.dumps({**body, **({"id_slot": slot} if placed else {}), "prompt": list(prompt)}).encode()
+            for slot, prompt in enumerate(prompts)
+        ]
 
     def complete(self, prompt: str, answer_tokens: int = 64) -> str:
         """The text of one greedy answer of exactly `answer_tokens` tokens."""
@@ -433,36 +462,20 @@ class LlamaServer:
         return Counters(steps, steps * float(found["n_busy_slots_per_decode"]))
 
 
-class _Connection:
-    """Requests to one server, from a thread with an event loop of its own, so that callers need none."""
+class _Connection(Client):
+    """Requests to one llama-server."""
 
     def __init__(self, port: int, key: str, process: GuardedProcess, timeout_s: float) -> None:
-        self._base = f"http://127.0.0.1:{port}"
-        self._headers = {"Authorization": f"Bearer {key}"}
-        self._process, self._timeout_s = process, timeout_s
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="joules-client", daemon=True)
-        self._thread.start()
-        self._session: aiohttp.ClientSession | None = None
+        super().__init__(NAME, f"http://127.0.0.1:{port}", key, process, timeout_s, _OTHER_STEP)
+        self._server = process
 
-    def close(self) -> None:
-        """Close every connection and end the thread. May be called twice."""
-        if self._loop.is_closed():
-            return
-        with contextlib.suppress(Exception):
-            self._run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5.0)
-        self._loop.close()
+    def end(self) -> str:
+        """How the process ended, and what to do about it."""
+        return _end_of(self._server)
 
-    async def _end(self) -> None:
-        """Give up what an interruption left under way, and close the connections."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
+    def body(self, status: int, text: str) -> dict[str, Any]:
+        """The JSON object of an answer."""
+        return _object(status, text)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until it serves, watching the process.
@@ -473,7 +486,7 @@ class _Connection:
         deadline = time.monotonic() + timeout_s
         while True:
             if not self._process.running():
-                raise EngineError(f"llama-server ended while loading: {_end_of(self._process)}")
+                raise EngineError(f"llama-server ended while loading: {self.end()}")
             refusal = self._refusal(max(0.1, deadline - time.monotonic()))
             if not refusal and self._process.running():
                 return
@@ -518,199 +531,20 @@ class _Connection:
             raise EngineError(f"llama-server: /tokenize gave no tokens; {_OTHER_STEP}")
         return tokens
 
-    def round(self, payloads: Sequence[bytes], round_index: int, *, stream: bool) -> Round:
-        """Send all to /completion at one instant."""
-        return self._guarded(self._round(payloads, round_index, stream), self._timeout_s)
-
-    def closed_loop(self, payloads: Sequence[bytes], slots: int, *, stream: bool, exact: bool) -> ClosedLoop:
-        """Send `slots` of them to /completion at one instant, and the next one whenever one is answered."""
-        return self._guarded(self._closed_loop(payloads, slots, stream, exact), self._timeout_s)
-
-    async def _round(self, payloads: Sequence[bytes], round_index: int, stream: bool) -> Round:
-        release = _Release()
-
-        async def one(slot: int, payload: bytes) -> RequestRecord:
-            start = await release.wait()
-            return (await self._complete(payload, stream, start, slot, round_index))[0]
-
-        work = [one(slot, payload) for slot, payload in enumerate(payloads)]
-        answers = await self._together(work, release, len(payloads))
-        return Round(release.mono, time.monotonic(), tuple(answers))
-
-    async def _closed_loop(self, payloads: Sequence[bytes], slots: int, stream: bool, exact: bool) -> ClosedLoop:
-        release = _Release()
-        queue = deque(enumerate(payloads))
-        found: dict[int, tuple[RequestRecord, str]] = {}
-        idle: list[float] = []
-
-        async def worker(slot: int) -> None:
-            start = await release.wait()
-            position = 0
-            while queue:
-                index, payload = queue.popleft()
-                found[index] = await self._complete(payload, stream, start, slot, position)
-                position += 1
-            idle.append(time.monotonic())
-
-        await self._together([worker(slot) for slot in range(slots)], release, len(payloads), queue.clear)
-        end = time.monotonic()
-        in_order = [found[index] for index in range(len(payloads))]
-        answers, texts = tuple(answer for answer, _ in in_order), tuple(text for _, text in in_order)
-        return ClosedLoop(release.mono, end, answers, drain_s=end - idle[0], exact=exact, texts=texts)
-
-    async def _together(
-        self, work: Sequence[Coroutine[Any, Any, _T]], release: _Release, requests: int, give_up: Callable[[], None] | None = None
-    ) -> list[_T]:  # fmt: skip
-        """Release all at one instant and wait for all, or for the first that fails; `give_up` is called then."""
-        tasks = [asyncio.create_task(one) for one in work]
-        watch = asyncio.create_task(self._watch())
-        await asyncio.sleep(0)
-        release.now()
-        try:
-            waiting: set[asyncio.Task[Any]] = set(tasks)
-            while waiting:
-                done, _ = await asyncio.wait({*waiting, watch}, return_when=asyncio.FIRST_COMPLETED)
-                error = next((task.exception() for task in done & waiting if task.exception()), None)
-                if isinstance(error, EngineError):
-                    if give_up:
-                        give_up()
-                    await asyncio.wait(tasks, timeout=_OTHERS_S)
-                    failed = sum(task.done() and task.exception() is not None for task in tasks)
-                    raise EngineError(f"{failed} of {requests} requests failed: {error}")
-                if error is not None:
-                    raise error
-                if watch in done:
-                    raise _Ended
-                waiting -= done
-        finally:
-            for task in (*tasks, watch):
-                task.cancel()
-            await asyncio.gather(*tasks, watch, return_exceptions=True)
-        return [task.result() for task in tasks]
-
     async def _complete(
         self, payload: bytes, stream: bool, start: float, slot: int, round_index: int
     ) -> tuple[RequestRecord, str]:
         """One answer: its counts, with times since `start`, and its text."""
         sent = time.monotonic()
         if stream:
-            streamed = _read(await self._events(payload))
+            streamed = _read(await self._events("/completion", payload))
             received = time.monotonic()
             answer = _answer(streamed.final, slot, round_index, sent - start, received - start)
-            return _timed(answer, streamed, start), streamed.text
+            return timed(answer, streamed, start), streamed.text
         status, text = await self._ask("POST", "/completion", payload, self._timeout_s)
         received = time.monotonic()
         body = _object(status, text)
         return _answer(body, slot, round_index, sent - start, received - start), str(body.get("content") or "")
-
-    async def _events(self, payload: bytes) -> list[tuple[float, bytes]]:
-        """Every event of a streamed answer with the time at which it had arrived.
-
-        They are looked into when all are there: what is done in between keeps the CPU awake beside the engine.
-        """
-        events: list[tuple[float, bytes]] = []
-        async with self._request("POST", "/completion", payload, self._timeout_s) as response:
-            if response.status != 200 or response.content_type != "text/event-stream":
-                _object(response.status, (await response.read()).decode("utf-8", errors="replace"))
-                raise EngineError(
-                    f"llama-server: a stream was asked for and the answer came whole; leave out stream: true, or {_OTHER_STEP}"
-                )
-            pending = b""
-            async for part in response.content.iter_any():
-                arrived = time.monotonic()
-                # The last piece has not come to its end yet.
-                *whole, pending = _EVENT_END.split(pending + part)
-                events += [(arrived, event) for event in whole]
-        return events
-
-    async def _watch(self) -> None:
-        """Returns when the process has ended, which a hanging connection would not show."""
-        while self._process.running():
-            await asyncio.sleep(0.25)
-
-    async def _ask(self, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, str]:
-        async with self._request(method, path, body, timeout_s) as response:
-            # Models give bytes that are no UTF-8; the counts stand beside them all the same.
-            return response.status, (await response.read()).decode("utf-8", errors="replace")
-
-    @contextlib.asynccontextmanager
-    async def _request(
-        self, method: str, path: str, body: bytes | None, timeout_s: float
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        if self._session is None:
-            # No limit: N requests must not wait for each other in the client. No connection is used twice: the server closes one
-            # after a stream or a pause, perhaps in the moment in which the next request is sent on it.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
-        headers = self._headers if body is None else {**self._headers, "Content-Type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=timeout_s)
-        async with self._session.request(
-            method, self._base + path, data=body, headers=headers, timeout=timeout
-        ) as response:
-            yield response
-
-    def _guarded(self, work: Coroutine[Any, Any, _T], timeout_s: float) -> _T:
-        """The result, with failures of the connection told as what became of the server."""
-        try:
-            return self._run(work)
-        except (aiohttp.ClientError, ConnectionError, _Ended) as error:
-            # A process that dies closes its connections first.
-            deadline = time.monotonic() + _DYING_S
-            while self._process.running() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if not self._process.running():
-                raise EngineError(f"llama-server died in mid-work: {_end_of(self._process)}") from None
-            raise EngineError(
-                f"llama-server dropped a request: {type(error).__name__}: {error}; run again, or {_OTHER_STEP}; "
-                f"its log ends: {self._process.log_tail()}"
-            ) from None
-        except TimeoutError:
-            raise EngineError(
-                f"llama-server gave no answer within {timeout_s:.0f} s; ask for shorter answers, or raise request_timeout_s; "
-                f"its log ends: {self._process.log_tail()}"
-            ) from None
-
-    def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-class _Ended(Exception):
-    """The process ended while requests were under way."""
-
-
-class _Release:
-    """The instant at which requests may be sent."""
-
-    def __init__(self) -> None:
-        self.mono = 0.0
-        self._event = asyncio.Event()
-
-    def now(self) -> None:
-        """It has come."""
-        self.mono = time.monotonic()
-        self._event.set()
-
-    async def wait(self) -> float:
-        """Wait for it; returns when it was."""
-        await self._event.wait()
-        return self.mono
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
-    """How many tokens of an answer had been seen at a time."""
-
-    mono: float
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Streamed:
-    """A streamed answer: its final event and when that came, its text, and when its tokens came."""
-
-    final: Mapping[str, Any]
-    end_mono: float
-    text: str
-    arrivals: tuple[_Arrival, ...]
 
 
 def free_port() -> int:
@@ -720,33 +554,47 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _environment() -> dict[str, str]:
-    """Ours, without anything that llama.cpp would take for flags, and with numbers as the C locale writes them."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("LLAMA_ARG_", "LLAMA_API_KEY"))}
-    return kept | {"LC_ALL": "C"}
-
-
-def _public(arguments: Sequence[str], model: ModelFile, draft: ModelFile | None) -> list[str]:
+def public(arguments: Sequence[str], model: ModelFile, draft: ModelFile | None) -> list[str]:
     """The arguments with file names in place of paths."""
     names = {str(file.path): file.path.name for file in (model, draft) if file is not None}
     return [names.get(argument, argument) for argument in arguments]
 
 
-def _from_log(text: str) -> dict[str, Any]:
-    """What only the log tells: layers on the GPU."""
-    match = re.search(r"offloaded (\d+)/(\d+) layers to GPU", text)
-    if match:
-        return {"offloaded_layers": int(match[1]), "layers": int(match[2])}
-    return {"offloaded_layers": 0} if _NO_GPU in text else {}
+def layers_in_force(name: str, asked: int | str, log: str) -> dict[str, Any]:
+    """Layers on the GPU, which only the log tells, with a remark where there is no GPU.
+
+    Args:
+        name: of the engine, for the message.
+        asked: a number of layers, or `all`.
+
+    Raises:
+        EngineError: they are fewer than asked.
+    """
+    found: dict[str, Any] = {}
+    if match := re.search(r"offloaded (\d+)/(\d+) layers to GPU", log):
+        found = {"offloaded_layers": int(match[1]), "layers": int(match[2])}
+    elif _NO_GPU in log:
+        found = {"offloaded_layers": 0}
+    offloaded, layers = found.get("offloaded_layers"), found.get("layers")
+    if _NO_GPU in log and asked == "all":
+        # On such a machine all layers that can be on a GPU are: none. The figures are of the CPU, which must be said.
+        return found | {"remark": "no GPU: all layers ran on the CPU"}
+    wanted = layers if isinstance(asked, str) else min(asked, layers or asked)
+    if offloaded is not None and wanted is not None and offloaded < wanted:
+        raise EngineError(
+            f"{name} put {offloaded} of {layers or '?'} layers on the GPU, {asked} were asked for; "
+            "free its memory, use a build for this GPU, or set gpu_layers"
+        )
+    return found
 
 
 def _end_of(process: GuardedProcess) -> str:
     """How a program ended, and what to do about it."""
     how = process.how_it_ended()
-    return f"{how}; {_next_step(how)}"
+    return f"{how}; {next_step(how)}"
 
 
-def _next_step(text: str) -> str:
+def next_step(text: str) -> str:
     """What to do about a fault of the server that tells itself in these words."""
     return next((step for cause, step in _NEXT_STEPS if cause.search(text)), _OTHER_STEP)
 
@@ -773,7 +621,7 @@ def _object(status: int, text: str) -> dict[str, Any]:
             (error.get("type", "error"), error.get("message", "")) if isinstance(error, dict) else ("error", str(error))
         )
         about_context = "context" in f"{kind} {message}".lower()
-        step = "raise context_per_slot, or ask for fewer slots" if about_context else _next_step(str(message))
+        step = "raise context_per_slot, or ask for fewer slots" if about_context else next_step(str(message))
         raise EngineError(f"llama-server refused a request (status {status}, {kind}): {one_line(str(message))}; {step}")
     if status != 200 or not isinstance(record, dict):
         raise EngineError(
@@ -782,14 +630,14 @@ def _object(status: int, text: str) -> dict[str, Any]:
     return record
 
 
-def _read(events: Sequence[tuple[float, bytes]]) -> _Streamed:
+def _read(events: Sequence[tuple[float, bytes]]) -> Streamed:
     """A streamed answer from its events and the times at which they arrived.
 
     Raises:
         EngineError: an event is an error or no JSON object, or the final one is missing.
     """
     texts: list[str] = []
-    arrivals: list[_Arrival] = []
+    arrivals: list[Arrival] = []
     for mono, event in events:
         lines = re.split(r"\r?\n", event.decode("utf-8", errors="replace"))
         # Older builds send an error in a field of that name.
@@ -803,48 +651,16 @@ def _read(events: Sequence[tuple[float, bytes]]) -> _Streamed:
         text = str(part.get("content") or "")
         texts.append(text)
         if part.get("stop") is True:
-            return _Streamed(part, mono, "".join(texts), tuple(arrivals))
+            return Streamed(part, mono, "".join(texts), tuple(arrivals))
         seen = arrivals[-1].tokens if arrivals else 0
-        tokens = _count(part.get("tokens_predicted"))
+        tokens = count_of(part.get("tokens_predicted"))
         tokens = seen + bool(text) if tokens is None else tokens
         if tokens > seen:
-            arrivals.append(_Arrival(mono, tokens))
+            arrivals.append(Arrival(mono, tokens))
     tokens = arrivals[-1].tokens if arrivals else 0
     raise EngineError(
         f"llama-server: a stream was cut off before its final event, after {tokens} tokens; run again, or {_OTHER_STEP}"
     )
-
-
-def _timed(answer: RequestRecord, streamed: _Streamed, start: float) -> RequestRecord:
-    """The answer with the times of its tokens: the first since `start`, and from each to the next.
-
-    Tokens that came together, drafted ones or the parts of one character, share the time since those before them.
-    """
-    arrivals = list(streamed.arrivals)
-    if answer.predicted_n > (arrivals[-1].tokens if arrivals else 0):
-        arrivals.append(_Arrival(streamed.end_mono, answer.predicted_n))
-    if not arrivals:
-        return answer
-    gaps = []
-    for earlier, later in itertools.pairwise(arrivals):
-        count = later.tokens - earlier.tokens
-        gaps.append(((later.mono - earlier.mono) / count, count))
-    return replace(
-        answer,
-        first_token_s=round(arrivals[0].mono - start, 6),
-        inter_token_median_s=_not_exceeded(gaps, 0.5),
-        inter_token_p99_s=_not_exceeded(gaps, 0.99),
-    )
-
-
-def _not_exceeded(gaps: Sequence[tuple[float, int]], share: float) -> float | None:
-    """The seconds that a share of the gaps does not exceed, each given with how often it occurs; `None` without gaps."""
-    needed = share * sum(count for _, count in gaps)
-    for seconds, count in sorted(gaps):
-        needed -= count
-        if needed <= 0:
-            return round(seconds, 6)
-    return None
 
 
 def _answer(body: Mapping[str, Any], slot: int, round_index: int, sent_s: float, received_s: float) -> RequestRecord:
@@ -855,18 +671,18 @@ def _answer(body: Mapping[str, Any], slot: int, round_index: int, sent_s: float,
     """
     timings, usage = (part if isinstance(part, dict) else {} for part in (body.get("timings"), body.get("usage")))
     sources = (
-        ("timings", _count(timings.get("predicted_n"))),
-        ("tokens_predicted", _count(body.get("tokens_predicted"))),
-        ("usage", _count(usage.get("completion_tokens"))),
+        ("timings", count_of(timings.get("predicted_n"))),
+        ("tokens_predicted", count_of(body.get("tokens_predicted"))),
+        ("usage", count_of(usage.get("completion_tokens"))),
     )
     counted_from, predicted = next(((name, count) for name, count in sources if count is not None), ("", None))
     if predicted is None:
         raise EngineError(
             "llama-server: an answer has no count of generated tokens (no timings, tokens_predicted or usage); use a newer build"
         )
-    whole = _count(body.get("tokens_evaluated"))
-    whole = _count(usage.get("prompt_tokens")) if whole is None else whole
-    prompt, cached = _count(timings.get("prompt_n")), _count(timings.get("cache_n"))
+    whole = count_of(body.get("tokens_evaluated"))
+    whole = count_of(usage.get("prompt_tokens")) if whole is None else whole
+    prompt, cached = count_of(timings.get("prompt_n")), count_of(timings.get("cache_n"))
     # Builds that leave one of the two out tell the prompt's whole length beside it.
     if prompt is None:
         prompt = max(0, (whole or 0) - (cached or 0))
@@ -880,24 +696,11 @@ def _answer(body: Mapping[str, Any], slot: int, round_index: int, sent_s: float,
         prompt_n=prompt,
         cache_n=cached,
         predicted_n=predicted,
-        prompt_ms=_figure(timings.get("prompt_ms")),
-        predicted_ms=_figure(timings.get("predicted_ms")),
+        prompt_ms=figure(timings.get("prompt_ms")),
+        predicted_ms=figure(timings.get("predicted_ms")),
         stop_type=body["stop_type"] if isinstance(body.get("stop_type"), str) else None,
         truncated=bool(body.get("truncated", False)),
-        draft_n=_count(timings.get("draft_n")) or 0,
-        draft_accepted_n=_count(timings.get("draft_n_accepted")) or 0,
+        draft_n=count_of(timings.get("draft_n")) or 0,
+        draft_accepted_n=count_of(timings.get("draft_n_accepted")) or 0,
         counted_from=counted_from,
     )
-
-
-def _figure(value: object) -> float | None:
-    """A number an answer gives, or `None` where it gives something else."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    return float(value) if abs(value) < _MOST else None
-
-
-def _count(value: object) -> int | None:
-    """A number of tokens, or `None` where an answer gives something else."""
-    figure = _figure(value)
-    return int(figure) if figure is not None and figure >= 0 and figure.is_integer() else None

@@ -36,7 +36,7 @@ _ALWAYS = ("engine", "model", "format")
 _OF_ANSWERS = ("tokens", "prompt_tokens", "tokens_per_s", "tokens_per_s_per_request")
 """Metrics that nothing is known of where no answer was counted."""
 
-_OF_SEVERAL_WINDOWS = ("decode_energy_per_token_mj",)
+_OF_SEVERAL_WINDOWS = ("decode_energy_per_token_mj", "prefill_share")
 
 _FORMULA = ("=", "+", "-", "@", "\n", "＝", "＋", "－", "＠")
 """What a spreadsheet may take for the beginning of a formula."""

@@ -20,9 +20,15 @@ from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration, printable
 
-_AXIS_NAMES = {"parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context"}
+_AXIS_NAMES = {
+    "parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context", "prompt_tokens": "prompt",
+    "shared_prefix_tokens": "prefix", "cache_prompt": "cached", "cache_type": "cache",
+}  # fmt: skip
 """Axes whose common name is shorter than the suite's key."""
 
+
+_BREAKS = re.compile(r" (?=request|token|correct|spread|first|batch|prompt|decode|share)")
+"""Where a heading goes on in a second line."""
 
 _LONGEST_REFERENCE = 12
 """A longer value in a heading would make its column wider than its figures."""
@@ -78,7 +84,7 @@ def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
     """
     headers, rows = cells(sweep)
     if fmt == "simple":
-        headers = [re.sub(r" (?=request|token|correct|spread|first|batch)", "\n", header) for header in headers]
+        headers = [_BREAKS.sub("\n", header) for header in headers]
     aligned = ["right"] * len(headers)
     text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
     return text.splitlines()
@@ -89,7 +95,7 @@ def cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     headers = [axis_name(axis) for axis in sweep.axes]
     first = sweep.cells[0] if sweep.cells else None
     reference = f"vs {_short(first, sweep, headers)}" if first else "vs first"
-    columns = _GRADED_COLUMNS if any(cell.items for cell in sweep.cells) else _COLUMNS
+    columns = _columns(sweep)
     headers += [*columns.values(), reference, "pass spread"]
     rows = [
         [
@@ -114,7 +120,32 @@ _GRADED_COLUMNS = {
     "accuracy": "correct",
     "energy_per_correct_j": "J per correct",
 }
+_PROMPT_COLUMNS = {
+    "tokens_per_s": "tok/s",
+    "prompt_tokens_per_s": "prompt tok/s",
+    "power_w": "W",
+    "energy_per_prompt_token_mj": "mJ per prompt token",
+    "decode_energy_per_token_mj": "mJ per decode token",
+    "prefill_share": "prefill share",
+    "energy_per_token_mj": "mJ per token",
+}
+_PREFILL_COLUMNS = {
+    "prompt_tokens_per_s": "prompt tok/s",
+    "power_w": "W",
+    "energy_per_prompt_token_mj": "mJ per prompt token",
+}
 """Metrics of the table with their headings; the last one is the one that is compared."""
+
+
+def _columns(sweep: Sweep) -> Mapping[str, str]:
+    """By what was measured: right answers, prompts beside whole requests, prompts alone, or the usual."""
+    if any(cell.items for cell in sweep.cells):
+        return _GRADED_COLUMNS
+    known = {metric for cell in sweep.cells for figures in cell.passes for metric in figures}
+    if "prefill_share" in known:
+        # Of a decoded token nothing is known without answers of several lengths.
+        return {m: name for m, name in _PROMPT_COLUMNS.items() if m in known or m != "decode_energy_per_token_mj"}
+    return _PREFILL_COLUMNS if "energy_per_prompt_token_mj" in known else _COLUMNS
 
 
 def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
@@ -144,7 +175,7 @@ def figure_text(cell: Cell, metric: str) -> str:
     try:
         # What was published is shown, also where it must not be judged by.
         value = cell.means[metric] if metric in cell.means else cell.mean(metric)
-        if metric == "accuracy":
+        if metric in ("accuracy", "prefill_share"):
             return f"{value:.1%}"
     except Void:
         return "void"
@@ -176,7 +207,7 @@ def grades(run: Run, sweep: Sweep) -> Iterator[str]:
         }
         each = "" if len(given) == asked else f" of {len(given)} answers in all passes"
         drains = [float(w.engine["drain_share"]) for w in windows if "drain_share" in w.engine]
-        drain = f"; the drain took {math.fsum(drains) / len(drains):.1%} of the time" if drains else ""
+        drain = f"; the drain took {math.fsum(drains) / len(drains):.1%} of the time" if any(drains) else ""
         yield f"{said}; {', '.join(f'{count} {what}' for what, count in counts.items())}{each}{drain}"
 
 

@@ -13,8 +13,9 @@ from tabulate import tabulate
 from pytest_joules.errors import Unmeasured, UsageError, Void
 from pytest_joules.note import markdown
 from pytest_joules.note.lines import figure, wrapped
-from pytest_joules.records import Condition, Run
+from pytest_joules.records import PREFILL_TOKENS, Condition, Run
 from pytest_joules.roofline import CONVENTIONS, FIGURES, Point, Roofline, Row, Sheet
+from pytest_joules.suite import keys_of
 from pytest_joules.sweep import Cell, from_run, label
 from pytest_joules.words import printable
 
@@ -84,6 +85,8 @@ def points_of(run: Run, model: Model, depth_tokens: float | None) -> list[Point]
             )
         others = {axis: value for axis, value in condition.items() if axis not in ("parallel", "model", "format")}
         speed, why = _speed(cell)
+        if _setting(run, condition, "request", "answer_tokens") == PREFILL_TOKENS:
+            speed, why = None, "its answers are of one token: nothing was decoded"
         if _setting(run, condition, "draft", "draft_model"):
             speed, why = (
                 None,
@@ -106,7 +109,8 @@ def points_of(run: Run, model: Model, depth_tokens: float | None) -> list[Point]
 def _setting(run: Run, condition: Condition, section: str, key: str) -> Any:
     """What was asked for at a condition: of the condition itself, else of the suite."""
     asked = run.suite.get(section, {}) if section else run.suite
-    return condition.get(key, asked.get(key))
+    axis = next((axis for axis in condition if key in keys_of(axis)), key)
+    return condition.get(axis, asked.get(key))
 
 
 def _speed(cell: Cell) -> tuple[float | None, str]:

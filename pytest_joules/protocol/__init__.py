@@ -7,6 +7,7 @@ the last answer received, over as many such rounds as the suite asks for. Loadin
     campaign.py   one run of a suite: steps, journal, what is left of an interrupted run
     window.py     one window of one condition on a server that stands ready
     forecast.py   how long the windows will be and how often the sensor will speak in them, before they are measured
+    settings.py   settings of the machine in one phase alone, and whether it keeps to them
     run_gates.py  checks on all windows of a run together
     load.py       who used the CPU meanwhile
     bench.py      what a campaign needs from outside
@@ -17,5 +18,7 @@ the last answer received, over as many such rounds as the suite asks for. Loadin
 from pytest_joules.protocol.bench import Bench, Progress, ServerFactory, Warm, warm
 from pytest_joules.protocol.campaign import measure
 from pytest_joules.protocol.lock import machine_lock
+from pytest_joules.protocol.settings import check as check_settings
+from pytest_joules.protocol.settings import phased
 
-__all__ = ["Bench", "Progress", "ServerFactory", "Warm", "machine_lock", "measure", "warm"]
+__all__ = ["Bench", "Progress", "ServerFactory", "Warm", "check_settings", "machine_lock", "measure", "phased", "warm"]

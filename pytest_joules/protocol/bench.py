@@ -11,12 +11,13 @@ from typing import Any, Protocol
 from pytest_joules.engines import Engine, Server
 from pytest_joules.meters.sampler import Power
 from pytest_joules.models import ModelFile
-from pytest_joules.records import Window
+from pytest_joules.records import Basis, Window
 from pytest_joules.schedule import Step
 from pytest_joules.store import Interrupted, Store
 from pytest_joules.suite import Setting, Suite
 from pytest_joules.vitals.watch import Watch
 from pytest_joules.workload.prompts import text_of
+from pytest_joules.workload.questions import QuestionSet
 
 
 class ServerFactory(Protocol):
@@ -79,6 +80,7 @@ class Bench:
         watch: what is looked at beside power; started and stopped by the campaign.
         resume: the interrupted run to go on with.
         notices: what the person should know before it begins.
+        questions: question set by (name, format).
     """
 
     model_server: ServerFactory
@@ -94,6 +96,12 @@ class Bench:
     watch: Watch = field(default_factory=Watch)
     resume: Interrupted | None = None
     notices: tuple[str, ...] = ()
+    questions: Mapping[tuple[str, str], QuestionSet] = field(default_factory=dict)
+
+    @property
+    def basis(self) -> Basis:
+        """Where the energy comes from: with random weights it is no model's that exists, whatever the meter."""
+        return "synthetic" if any(model.synthetic for model in self.models.values()) else self.power.chosen.basis
 
 
 def warm(

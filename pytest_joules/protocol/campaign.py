@@ -9,23 +9,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_joules import gates, ledger, machine, schedule, store
-from pytest_joules.engines import Round, Server
+from pytest_joules import gates, knobs, ledger, machine, schedule, store
+from pytest_joules.engines import Round, Server, cannot
 from pytest_joules.errors import EngineError, JoulesError, MeterFrozen, UsageError
 from pytest_joules.metrics import energy_per_token_mj
 from pytest_joules.protocol.bench import Bench
-from pytest_joules.protocol.forecast import advice, forecast
+from pytest_joules.protocol.forecast import advice, forecast, resolution
 from pytest_joules.protocol.load import CpuTimes
 from pytest_joules.protocol.run_gates import load_gate, run_gates, supply_gate
 from pytest_joules.protocol.signals import Ended, ending_in_order
-from pytest_joules.protocol.window import Windows, failed, silent
-from pytest_joules.records import Gate, IdleBaseline, MeterRecord, Run, Window
+from pytest_joules.protocol.window import Windows, failed, prompts_of, silent
+from pytest_joules.records import PREFILL_TOKENS, Gate, IdleBaseline, MeterRecord, Run, Window
 from pytest_joules.response import LEAST_RESPONSE, Response
 from pytest_joules.schedule import Step
 from pytest_joules.suite import Setting, Suite
 from pytest_joules.sweep import label
 from pytest_joules.vitals import macmon
-from pytest_joules.workload.prompts import text_of
+from pytest_joules.workload import questions
+
+RANDOM_WEIGHTS = "random weights: the speed is that of the shape, the energy is compared with no real weights', answers mean nothing"
+"""What a reader of a run with the basis `synthetic` must know."""
 
 LOAD_STEP_S, LOAD_STEP_REFRESHES = 2.0, 10
 """Length of the load step that shows whether the meter follows: seconds, and refreshes of the sensor at least."""
@@ -56,8 +59,9 @@ class _Campaign:
         self.make = Windows(suite, bench)
         self.begun_mono = time.monotonic()
         self.deviations = list(bench.deviations)
-        self.notes: list[str] = []
+        self.notes = [RANDOM_WEIGHTS] if bench.basis == "synthetic" else []
         self.failed: set[str] = set()
+        self.unfit = self._unfit()
         self.gates: list[Gate] = []
         self.preflown = False
         self.facts = self._facts()
@@ -65,6 +69,23 @@ class _Campaign:
         self.windows: list[Window] = []
         if bench.resume is not None:
             self._take_up(bench.resume)
+
+    def _unfit(self) -> dict[str, str]:
+        """Conditions that their engine is not made for, each with the reason; the others are measured.
+
+        Raises:
+            EngineError: there are no others.
+        """
+        settings = {label(condition): self.suite.setting(condition) for condition in self.suite.conditions}
+        reasons = {
+            name: cannot(engine, setting)
+            for name, setting in settings.items()
+            if (engine := self.bench.engines.get(setting.engine)) is not None
+        }
+        found = {name: reason for name, reason in reasons.items() if reason}
+        if len(found) == len(settings):
+            raise EngineError(f"nothing can be measured: {'; '.join(dict.fromkeys(found.values()))}")
+        return found
 
     def run(self) -> store.StoredRun:
         """Every step that is still to do, then the run."""
@@ -83,13 +104,18 @@ class _Campaign:
                 macmon.attach(meter, bench.watch)
             bench.watch.start()
             bench.progress.begin(suite, self.steps, len(done))
-            for notice in bench.notices:
+            if text := resolution([len(questions.of(suite.setting(c), bench.questions)) for c in suite.conditions]):
+                self.notes.append(text)
+                bench.progress.say(text)
+            for notice in (*bench.notices, *(f"{name} will be void: {reason}" for name, reason in self.unfit.items())):
                 bench.progress.say(notice)
+            self._tell_of_settings()
             todo = [(index, step) for index, step in enumerate(self.steps) if index not in done]
             if done and todo:
                 self._bridge(done)
+            last = next((index for index, step in reversed(todo) if label(step.condition) not in self.unfit), None)
             for index, step in todo:
-                self._step(index, step, last=index == todo[-1][0])
+                self._step(index, step, last=index == last)
             end_mono = time.monotonic()
             self.gates += [load_gate(busy), supply_gate(before, machine.power_state())]
             stored = self._write(end_mono)
@@ -123,11 +149,12 @@ class _Campaign:
             "models": [{"name": name, "format": form, **m.record()} for (name, form), m in bench.models.items()],
             "meter": {
                 "name": bench.power.chosen.name,
-                "basis": bench.power.chosen.basis,
+                "basis": bench.basis,
                 "scope": bench.power.chosen.scope,
                 "covers": list(bench.power.chosen.covers),
                 "rails": [rail.name for rail in bench.power.chosen.rails],
             },
+            **({"questions": [found.record() for found in bench.questions.values()]} if bench.questions else {}),
         }
 
     def _about(self) -> dict[str, Any]:
@@ -235,6 +262,8 @@ class _Campaign:
             provenance=bench.provenance,
             versions=store.installed_versions(),
             samples_file=f"{self.run_id}.samples.jsonl.gz",
+            questions=tuple(self.facts.get("questions", ())),
+            answers_file=f"{self.run_id}.answers.jsonl.gz" if bench.questions else "",
         )
 
     def _samples(self, end_mono: float) -> list[Any]:
@@ -264,6 +293,7 @@ class _Campaign:
                 "engines": "the engine is another",
                 "models": "a model file is another",
                 "meter": "the meter is another",
+                "questions": "the questions are others",
             }
             raise UsageError(
                 f"{left.path.name} cannot be resumed: {'; '.join(named[name] for name in changed)}; "
@@ -302,7 +332,8 @@ class _Campaign:
         request = self.suite.setting(step.condition).request
         if step.role == "control":
             return [request.answer_tokens]
-        lengths = sorted({request.answer_tokens, *request.lengths})
+        prefill = [PREFILL_TOKENS] if request.prefill_windows else []
+        lengths = sorted({request.answer_tokens, *request.lengths, *prefill})
         return lengths[::-1] if step.pass_index % 2 else lengths
 
     @contextlib.contextmanager
@@ -325,16 +356,28 @@ class _Campaign:
         """A server, and what it has to say of itself."""
         self.bench.progress.doing(index, step, "starting the server", None)
         limits = self.suite.protocol
-        with self.bench.model_server(
-            setting, ready_timeout_s=limits.ready_timeout_s, request_timeout_s=limits.request_timeout_s
-        ) as server:
-            self.deviations += server.deviations
-            self.notes += [str(server.facts["remark"])] if server.facts.get("remark") else []
-            yield server
+        try:
+            with self.bench.model_server(
+                setting, ready_timeout_s=limits.ready_timeout_s, request_timeout_s=limits.request_timeout_s
+            ) as server:
+                self.deviations += server.deviations
+                self.notes += [str(server.facts["remark"])] if server.facts.get("remark") else []
+                yield server
+        finally:
+            self._tell_of_settings()
+
+    def _tell_of_settings(self) -> None:
+        """What happened to settings of the machine that were put back, in the note and to whoever watches."""
+        for said in knobs.told():
+            self.notes.append(said)
+            self.bench.progress.say(said)
 
     def _step(self, index: int, step: Step, *, last: bool) -> None:
         """One condition on a fresh server; what goes wrong voids its window and nothing else."""
         name = label(step.condition)
+        if name in self.unfit:
+            self._close(index, failed(index, step, self.unfit[name]))
+            return
         if name in self.failed:
             self._close(index, failed(index, step, "not run again after it failed"))
             return
@@ -387,7 +430,7 @@ class _Campaign:
         self.bench.progress.doing(index, step, "load step", power.latest_power_w())
         refresh_s = max(rail.refresh_s or rail.averaging_s or 0.0 for rail in power.chosen.rails)
         seconds = max(LOAD_STEP_S, LOAD_STEP_REFRESHES * max(refresh_s, 1.0 / power.rate_hz))
-        prompts = server.prompts(text_of(request), setting.server.parallel)
+        prompts = prompts_of(setting, server, setting.server.parallel)
         started_utc, cpu = store.utc_label(store.utc_now()), CpuTimes.now(server.pids)
         rounds: list[Round] = []
         while not rounds or rounds[-1].end_mono - rounds[0].start_mono < seconds:
@@ -452,7 +495,7 @@ class _Campaign:
     def _meter_record(self, end_mono: float) -> MeterRecord:
         chosen = self.bench.power.chosen
         return MeterRecord(
-            name=chosen.name, basis=chosen.basis, scope=chosen.scope, covers=chosen.covers, rate_hz=self.bench.power.rate_hz,
+            name=chosen.name, basis=self.bench.basis, scope=chosen.scope, covers=chosen.covers, rate_hz=self.bench.power.rate_hz,
             rails=chosen.every_rail, chosen_because=chosen.because, notes=chosen.notes, lags_s=self.bench.power.lags_s,
             sampling=self.bench.power.sampling(self.begun_mono, end_mono),
         )  # fmt: skip

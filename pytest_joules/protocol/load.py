@@ -20,10 +20,12 @@ class CpuTimes:
     machine_s: float
 
     @classmethod
-    def now(cls, engine_pids: frozenset[int]) -> CpuTimes:
-        """As of now. `engine_s` is `None` where an engine's process cannot be seen."""
+    def now(cls, engine_pids: frozenset[int] | None) -> CpuTimes:
+        """As of now. `engine_s` is `None` where an engine's process cannot be seen, or is not known."""
+        engine_s: float | None = None
         try:
-            engine_s = sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in engine_pids)
+            if engine_pids is not None:
+                engine_s = sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in engine_pids)
         except psutil.Error:
             engine_s = None
         return cls(time.monotonic(), time.process_time(), engine_s, busy_cpu_s())

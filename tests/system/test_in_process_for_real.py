@@ -18,7 +18,7 @@ from pytest_joules.errors import EngineError
 from pytest_joules.models import ModelFile
 from pytest_joules.suite import Draft, Request, Server, Setting
 
-TOKENS = 24
+TOKENS = 32
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed"

@@ -395,7 +395,7 @@ def test_what_a_flag_says(case: str) -> None:
 def test_what_narrows_a_verdict_is_named_as_its_gate_is() -> None:
     found = [
         gates.drift([], 0.02), gates.run_order(), gates.window_power_slope(None, None, 0.02), gates.temperature_rise(None, 3.0),
-        gates.throttled(None), gates.power_limit_saturated(None, None, 0.5),
+        gates.throttled(None), gates.power_limit_saturated(None, None, 0.5), gates.setting_seen("estimated"),
     ]  # fmt: skip
     assert tuple(gate.name for gate in found) == gates.NARROWING
 

@@ -18,7 +18,7 @@ import pytest
 from players.scripted_llama_server import HELP
 
 from pytest_joules import gates, models
-from pytest_joules.engines import ClosedLoop, Round, _process, find, llama_server
+from pytest_joules.engines import ClosedLoop, Round, _client, _process, find, llama_server
 from pytest_joules.engines.llama_server import LlamaServer, LlamaServerEngine, locate, parse_flags, parse_version
 from pytest_joules.errors import EngineError, Unmeasured, UsageError
 from pytest_joules.models import ModelFile
@@ -48,7 +48,7 @@ def setting(
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_process, "GRACE_S", 0.3)
-    monkeypatch.setattr(llama_server, "_DYING_S", 0.5)
+    monkeypatch.setattr(_client, "DYING_S", 0.5)
     monkeypatch.setattr(llama_server, "_POLL_S", 0.3)
     monkeypatch.delenv("JOULES_LLAMA_SERVER", raising=False)
 
@@ -485,7 +485,7 @@ def test_nothing_of_our_environment_configures_the_server(monkeypatch) -> None:
     for name in ("LLAMA_ARG_PARALLEL", "LLAMA_ARG_CACHE_PROMPT", "LLAMA_API_KEY", "LLAMA_API_KEY_FILE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    environment = llama_server._environment()
+    environment = _process.environment()
     assert not any(name.startswith("LLAMA_") for name in environment)
     assert (environment["CUDA_VISIBLE_DEVICES"], environment["LC_ALL"]) == ("1", "C")
 
@@ -583,7 +583,7 @@ def read(*events: tuple[float, str], predicted: int = 4) -> RequestRecord:
     body = FINAL | {"timings": TIMINGS | {"predicted_n": predicted}}
     last = (events[-1][0] if events else 1.0, f"data: {json.dumps(body)}")
     streamed = llama_server._read([(at, text.encode()) for at, text in (*events, last)])
-    return llama_server._timed(llama_server._answer(streamed.final, 0, 0, 0.0, 9.0), streamed, 1.0)
+    return _client.timed(llama_server._answer(streamed.final, 0, 0, 0.0, 9.0), streamed, 1.0)
 
 
 def times(answer: RequestRecord) -> tuple[float | None, ...]:

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_joules.errors import Void
 from pytest_joules.metrics import METRICS, decode, energy_per_token_mj, net_energy_per_token_mj
-from pytest_joules.records import IdleBaseline, RequestRecord, Window
+from pytest_joules.records import Grade, IdleBaseline, RequestRecord, Window
 from pytest_joules.sweep import Row, Sweep, from_run
 
 QUIET = IdleBaseline(mean_w=4.0, sd_w=0.1, seconds=20.0)
@@ -12,10 +12,11 @@ ANSWER = RequestRecord(
     slot=0, round=0, sent_s=0.25, received_s=9.0, prompt_n=20, cache_n=0, predicted_n=128, prompt_ms=60.0, predicted_ms=8000.0,
     stop_type="limit",
 )  # fmt: skip
-STREAMED = replace(ANSWER, first_token_s=0.75, inter_token_median_s=0.125, inter_token_p99_s=0.5)
+STREAMED = replace(ANSWER, first_token_s=0.75, inter_token_median_s=0.125, inter_token_p99_s=0.5,
+                   draft_n=100, draft_accepted_n=64, grade=Grade(question="a", correct=True, extracted="42"))  # fmt: skip
 
 
-TOGETHER = {"decode_energy_per_token_mj": None}
+TOGETHER = {"decode_energy_per_token_mj": None, "prefill_share": None, "energy_per_prompt_token_mj": None, "prompt_tokens_per_s": None}
 """Figures that no single window has."""
 
 
@@ -36,7 +37,8 @@ def at_speed(window: Window, times: float) -> Window:
 
 def test_definitions(make_window) -> None:
     window = make_window(8, energy_j=250.0, tokens=1024, prompt_tokens=160, start_mono=5.0, end_mono=15.0,
-                         requests=(STREAMED, replace(STREAMED, first_token_s=1.75, inter_token_median_s=0.375)))  # fmt: skip
+                         requests=(STREAMED, replace(STREAMED, first_token_s=1.75, inter_token_median_s=0.375,
+                                                     grade=Grade(question="b", correct=False))))  # fmt: skip
     figures = {name: metric.of_window(window, QUIET) for name, metric in METRICS.items()}
     assert figures == pytest.approx(
         {
@@ -44,13 +46,20 @@ def test_definitions(make_window) -> None:
             "net_energy_per_token_mj": 1000 * (250 - 40) / 1024,
             "tokens_per_s": 102.4,
             "tokens_per_s_per_request": 12.8,
+            "draft_acceptance": 0.64,
+            "tokens_per_step": 2.0,
             "power_w": 25.0,
+            "idle_power_w": 4.0,
             "energy_j": 250.0,
             "window_s": 10.0,
             "tokens": 1024.0,
             "prompt_tokens": 160.0,
             "time_to_first_token_s": 1.0,
             "inter_token_s": 0.25,
+            "energy_per_correct_j": 250.0,
+            "accuracy": 0.5,
+            "correct": 1.0,
+            "answered": 1.0,
         }
         | TOGETHER
     )
@@ -66,7 +75,7 @@ def test_missing_energy_is_no_figure_and_never_zero(make_window) -> None:
     window = make_window(energy_j=None, requests=(STREAMED,))
     figures = {name: metric.of_window(window, QUIET) for name, metric in METRICS.items()}
     assert {name for name, figure in figures.items() if figure is None} == {
-        "energy_per_token_mj", "net_energy_per_token_mj", "power_w", "energy_j", *TOGETHER,
+        "energy_per_token_mj", "net_energy_per_token_mj", "energy_per_correct_j", "power_w", "energy_j", *TOGETHER,
     }  # fmt: skip
 
 
@@ -95,7 +104,7 @@ def test_scaling_of_each_metric_agrees_with_its_definition(make_window) -> None:
     dearer = replace(plain, energy_j=2 * plain.energy_j)
     faster = at_speed(plain, 2)
     for name, metric in METRICS.items():
-        if name in {"net_energy_per_token_mj", *TOGETHER}:
+        if name in {"net_energy_per_token_mj", "idle_power_w", *TOGETHER}:
             continue
         before = metric.of_window(plain, None)
         assert metric.of_window(dearer, None) == pytest.approx(before * 2.0**metric.energy_power), name

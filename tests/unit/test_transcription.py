@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,17 @@ def test_figures_are_off_by_half_a_digit_and_have_no_passes(runs) -> None:
 def test_the_committed_runs_are_what_the_file_gives(runs) -> None:
     for run in runs.values():
         path = ROOT / "results" / run.machine_slug / run.suite_name / f"{run.run_id}.json"
-        assert json.loads(path.read_text()) == store.plain(store.as_record(run))
+        stored = json.loads(path.read_text())
+        assert stored == _as_stated(store.plain(store.as_record(run)), stored)
+
+
+def _as_stated(now: Any, then: Any) -> Any:
+    """A record less the keys that versions since have added: a stored run is never written anew."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        return {key: _as_stated(value, then[key]) for key, value in now.items() if key in then}
+    if isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
+        return [_as_stated(*pair) for pair in zip(now, then, strict=True)]
+    return now
 
 
 @pytest.mark.parametrize(
