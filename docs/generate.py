@@ -131,35 +131,14 @@ def axes() -> str:
     )
 
 
-_METRIC_UNITS = (
-    ("_per_prompt_token_mj", "mJ per prompt token"),
-    ("_per_token_mj", "mJ per token"),
-    ("_per_correct_j", "J per right answer"),
-    ("accuracy", "share"),
-    ("correct", "answers"),
-    ("answered", "answers"),
-    ("tokens_per_s", "tokens/s"),
-    ("_per_s_per_request", "tokens/s"),
-    ("_mj", "mJ"),
-    ("_w", "W"),
-    ("_j", "J"),
-    ("_s", "s"),
-    ("tokens", "tokens"),
-    ("_share", "share"),
-    ("acceptance", "share"),
-    ("_per_step", "tokens"),
-)
-
-
 def metric_table() -> str:
     """Every metric."""
     nothing = suite.Suite(name="", question="", protocol=suite.Protocol(idle_s=0)).undefined
     rows = []
     for name, metric in metrics.METRICS.items():
-        unit = next((unit for ending, unit in _METRIC_UNITS if name.endswith(ending)), "")
         needs = nothing.get(name, "").rpartition("; state ")[2]
         link = f"[`{name}`](#{name})"
-        rows.append((link, metric.meaning, unit, "yes" if metric.cost else "no", f"`{needs}`" if needs else "–"))
+        rows.append((link, metric.meaning, metric.unit, "yes" if metric.cost else "no", f"`{needs}`" if needs else "–"))
     return described(("metric", "what it is", "unit", "a cost", "asks for"), rows)
 
 

@@ -86,15 +86,23 @@ def _once(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _made(of: Sequence[Quantity], low: Callable[..., float], high: Callable[..., float]) -> Quantity:
-    """A quantity computed from others: `low` from their (low, high) pairs, `high` likewise; unknown if one of them is."""
+def _made(
+    of: Sequence[Quantity], low: Callable[..., float], high: Callable[..., float], divisor: str = "a divisor"
+) -> Quantity:
+    """A quantity computed from others: `low` from their (low, high) pairs, `high` likewise; unknown if one of them is.
+
+    Args:
+        divisor: what `low` and `high` divide by, in words.
+    """
     behind = together(of)
     if not all(one.known for one in of):
         return replace(behind, basis="placeholder")
     ends = [one.ends for one in of]
     found = low(*ends), high(*ends)
     if not all(map(math.isfinite, found)):
-        return replace(behind, basis="placeholder", needs=behind.needs or ("a divisor that is above 0",))
+        return replace(
+            behind, basis="placeholder", needs=_once((*behind.needs, f"{divisor}: a figure that cannot be 0"))
+        )
     return replace(behind, low=found[0], high=found[1])
 
 
@@ -124,10 +132,13 @@ def product(a: Quantity, b: Quantity) -> Quantity:
     return _made([a, b], lambda x, y: x[0] * y[0], lambda x, y: x[1] * y[1])
 
 
-def ratio(a: Quantity, b: Quantity) -> Quantity:
-    """The ratio of two that do not depend on each other; unknown where the divisor may be 0."""
+def ratio(a: Quantity, b: Quantity, divisor: str) -> Quantity:
+    """The ratio of two that do not depend on each other; unknown where the divisor, named so, may be 0."""
     return _made(
-        [a, b], lambda x, y: x[0] / y[1] if y[0] > 0 else math.nan, lambda x, y: x[1] / y[0] if y[0] > 0 else math.nan
+        [a, b],
+        lambda x, y: x[0] / y[1] if y[0] > 0 else math.nan,
+        lambda x, y: x[1] / y[0] if y[0] > 0 else math.nan,
+        divisor,
     )
 
 
@@ -139,11 +150,18 @@ class Curve:
         tokens_per_s: of all its requests together.
         tokens_per_s_per_request: of one of them.
         power_w: unknown at some or all of them where it was not measured.
+        void: numbers of requests whose figures may not be read, with the reason.
     """
 
     tokens_per_s: Mapping[int, Quantity]
     tokens_per_s_per_request: Mapping[int, Quantity]
     power_w: Mapping[int, Quantity]
+    void: Mapping[int, str] = field(default_factory=dict)
+
+    def bridged(self, slots: int) -> Mapping[int, str]:
+        """The void ones over which a curve up to so many slots goes straight from one neighbour to the other."""
+        end = min((n for n in self.tokens_per_s if n >= slots), default=slots)
+        return {n: why for n, why in self.void.items() if n < end}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +173,10 @@ class Modules:
         slots: requests that a decode module is given at once.
         tokens_per_s, tokens_per_s_per_request: of decode modules.
         prompt_tokens_per_s: of prefill modules.
+        energy_per_token_mj: where it was measured, as the mean of the windows' own ratios, which is not quite the ratio of their means.
         energy_per_correct_j: energy of the module for each correct answer, where that is known.
+        answer_tokens, prompt_tokens: of the requests in the windows of their figures; `None` where that is not known.
+        remarks: what is to be known of where their figures come from.
         curve: of decode modules, where several batches were measured.
         inside: whose figures theirs are part of already; then they add nothing.
     """
@@ -170,9 +191,25 @@ class Modules:
     prompt_tokens_per_s: Quantity = Quantity()
     power_w: Quantity = Quantity()
     idle_power_w: Quantity = Quantity()
+    energy_per_token_mj: Quantity | None = None
     energy_per_correct_j: Quantity | None = None
+    answer_tokens: float | None = None
+    prompt_tokens: float | None = None
+    remarks: tuple[str, ...] = ()
     curve: Curve | None = None
     inside: str = ""
+
+    @property
+    def most_w(self) -> Quantity:
+        """The highest mean power of a module at any number of requests up to its slots; at full load where no curve tells more."""
+        if self.curve is None or self.slots is None or not self.curve.power_w:
+            return self.power_w
+        end = min((n for n in self.curve.power_w if n >= self.slots), default=self.slots)
+        powers = [power for n, power in self.curve.power_w.items() if n <= end]
+        powers += [unknown(why) for why in self.curve.bridged(self.slots).values()]
+        return _made(
+            [self.power_w, *powers], lambda *ends: max(e[0] for e in ends), lambda *ends: max(e[1] for e in ends)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,7 +297,9 @@ class Totals:
 
     tokens_per_s: Quantity
     modules_w: Quantity
+    modules_most_w: Quantity
     power_w: Quantity
+    most_w: Quantity
     energy_per_token_mj: Quantity
     energy_per_correct_j: Quantity
     chip_share: Quantity
@@ -318,8 +357,9 @@ def compose(cell: Cell) -> Sheet:
     """The sheet of a cell, and of a row of them.
 
     Full load: every decode module at its condition, every other module busy. Power at the wall is that of all modules and of all
-    overheads given in watts, over 1 less the sum of the shares. Energy per token is power at the wall over tokens per second;
-    energy per correct answer is the sum of what each part takes for one, over 1 less the same shares.
+    overheads given in watts, over 1 less the sum of the shares; at the most, every module at the batch where it draws most.
+    Energy per token is power at the wall over tokens per second; energy per correct answer is the sum of what each part takes for
+    one, over 1 less the same shares.
     """
     correct_per_s = _correct_per_s(cell)
     own, remarks = _totals(cell, correct_per_s)
@@ -339,13 +379,19 @@ def _title(one: Modules) -> str:
 
 def _correct_per_s(cell: Cell) -> Quantity:
     """From what an answer is; where the file does not say, from modules whose power and energy per correct answer are known."""
-    if cell.answer_tokens is None and cell.correct_share is None:
-        graded = [scaled(ratio(d.power_w, d.energy_per_correct_j or unknown()), d.count) for d in cell.decode]
+    if cell.correct_share is None:
+        graded = [
+            scaled(ratio(d.power_w, d.energy_per_correct_j or unknown(), f"{d.name}: energy_per_correct_j"), d.count)
+            for d in cell.decode
+        ]
         if all(one.known for one in graded):
             return total(graded)
     tokens = cell.answer_tokens or unknown("tokens of an answer")
     share = cell.correct_share or unknown("share of correct answers on a set of questions that is named")
-    return ratio(product(_tokens_per_s(cell), share), tokens)
+    return ratio(product(_tokens_per_s(cell), share), tokens, "tokens of an answer")
+
+
+_CORRECT_PER_S = "correct answers per s, which are tokens per s x share of correct answers / tokens of an answer"
 
 
 def _tokens_per_s(cell: Cell) -> Quantity:
@@ -379,7 +425,12 @@ def _shares(overheads: Iterable[Overhead]) -> Quantity:
 
 
 def _over_shares(of: Quantity, shares: Quantity) -> Quantity:
-    return _made([of, shares], lambda x, s: x[0] / (1 - s[0]), lambda x, s: x[1] / (1 - s[1]))
+    return _made(
+        [of, shares],
+        lambda x, s: x[0] / (1 - s[0]),
+        lambda x, s: x[1] / (1 - s[1]),
+        "what the shares leave of the wall",
+    )
 
 
 def _totals(cell: Cell, correct_per_s: Quantity) -> tuple[Totals, list[str]]:
@@ -392,7 +443,12 @@ def _totals(cell: Cell, correct_per_s: Quantity) -> tuple[Totals, list[str]]:
     others_w = total([_power(cell, one, correct_per_s) for one in beside])
     power_w = _over_shares(total([modules_w, others_w]), shares)
     modules_j = total([_modules_per_correct(one, correct_per_s) for one in counted])
-    others_j = total([one.energy_per_correct_j or ratio(_power(cell, one), correct_per_s) for one in beside])
+    others_j = total(
+        [one.energy_per_correct_j or ratio(_power(cell, one), correct_per_s, _CORRECT_PER_S) for one in beside]
+    )
+    modules_most_w = total(
+        [scaled(one.most_w, one.count) if one.power_w.known else _modules_power(one, correct_per_s) for one in counted]
+    )
     share = _share_of_wall(modules_w, others_w, shares)
     by_answers = _share_of_wall(modules_j, others_j, shares)
     if by_answers.known and not share.known:
@@ -403,8 +459,10 @@ def _totals(cell: Cell, correct_per_s: Quantity) -> tuple[Totals, list[str]]:
     found = Totals(
         tokens_per_s=tokens,
         modules_w=modules_w,
+        modules_most_w=modules_most_w,
         power_w=power_w,
-        energy_per_token_mj=scaled(ratio(power_w, tokens), 1000.0),
+        most_w=_over_shares(total([modules_most_w, others_w]), shares),
+        energy_per_token_mj=scaled(ratio(power_w, tokens, "tokens per s"), 1000.0),
         energy_per_correct_j=_over_shares(total([modules_j, others_j]), shares),
         chip_share=share,
         requests_held=_held(cell),
@@ -427,7 +485,7 @@ def _modules_power(one: Modules, correct_per_s: Quantity) -> Quantity:
 
 def _modules_per_correct(one: Modules, correct_per_s: Quantity) -> Quantity:
     """Of all modules of a kind together, for each correct answer of the cell."""
-    by_power = ratio(scaled(one.power_w, one.count), correct_per_s)
+    by_power = ratio(scaled(one.power_w, one.count), correct_per_s, _CORRECT_PER_S)
     return by_power if by_power.known or one.energy_per_correct_j is None else one.energy_per_correct_j
 
 
@@ -437,6 +495,7 @@ def _share_of_wall(modules: Quantity, others: Quantity, shares: Quantity) -> Qua
         [modules, others, shares],
         lambda m, o, s: m[0] * (1 - s[1]) / (m[0] + o[1]) if m[0] + o[1] > 0 else math.nan,
         lambda m, o, s: m[1] * (1 - s[0]) / (m[1] + o[0]) if m[1] + o[0] > 0 else math.nan,
+        "power of the modules and the overheads",
     )
 
 
@@ -445,10 +504,12 @@ def _row_totals(cell: Cell, own: Totals, correct_per_s: Quantity, cells: int) ->
     beside = [one for one in overheads if one.share is None]
     shares = _shares(overheads)
     of_row_w = [_power(cell, one, scaled(correct_per_s, cells)) for one in beside]
-    power_w = _over_shares(total([scaled(own.power_w, cells), *of_row_w]), shares)
+    power_w, most_w = (
+        _over_shares(total([scaled(of_cell_w, cells), *of_row_w]), shares) for of_cell_w in (own.power_w, own.most_w)
+    )
     tokens = scaled(own.tokens_per_s, cells)
     per_correct = [
-        one.energy_per_correct_j or ratio(power, scaled(correct_per_s, cells))
+        one.energy_per_correct_j or ratio(power, scaled(correct_per_s, cells), _CORRECT_PER_S)
         for one, power in zip(beside, of_row_w, strict=True)
     ]
     kept = _share_of_wall(scaled(own.power_w, cells), total(of_row_w), shares)
@@ -458,8 +519,10 @@ def _row_totals(cell: Cell, own: Totals, correct_per_s: Quantity, cells: int) ->
     return Totals(
         tokens_per_s=tokens,
         modules_w=scaled(own.modules_w, cells),
+        modules_most_w=scaled(own.modules_most_w, cells),
         power_w=power_w,
-        energy_per_token_mj=scaled(ratio(power_w, tokens), 1000.0),
+        most_w=most_w,
+        energy_per_token_mj=scaled(ratio(power_w, tokens, "tokens per s"), 1000.0),
         energy_per_correct_j=_over_shares(total([own.energy_per_correct_j, *per_correct]), shares),
         chip_share=product(own.chip_share, kept) if overheads else own.chip_share,
         requests_held=scaled(own.requests_held, cells),
@@ -482,13 +545,16 @@ def _module_rows(cell: Cell, one: Modules) -> Iterable[Row]:
         yield Row(key="inside", quantity="power", unit="", value=None, remark=f"in the figures of {one.inside}")
         return
     yield Row(key="power_w", quantity=f"power, {one.scope}", unit="W", value=one.power_w)
+    yield from _most(one.power_w, one.most_w, "most_w")
     yield Row(key="idle_power_w", quantity=f"power when idle, {one.scope}", unit="W", value=one.idle_power_w)
     if one.energy_per_correct_j is not None:
         yield Row(
             key="energy_per_correct_j", quantity="energy per correct answer", unit="J", value=one.energy_per_correct_j
         )
     if one.does == "decode":
-        energy = scaled(ratio(one.power_w, one.tokens_per_s), 1000.0)
+        energy = one.energy_per_token_mj or scaled(
+            ratio(one.power_w, one.tokens_per_s, f"{one.name}: tokens_per_s"), 1000.0
+        )
         yield Row(key="energy_per_token_mj", quantity="energy per token", unit="mJ", value=energy)
         if cell.floor is not None:
             value, remark = held(one, cell.floor)
@@ -500,16 +566,29 @@ def _module_rows(cell: Cell, one: Modules) -> Iterable[Row]:
 def _cell_rows(cell: Cell, own: Totals, of: Per) -> Iterable[Row]:
     yield from _stated(cell, of, "tokens_per_s", "tokens per s", "tok/s", own.tokens_per_s)
     yield Row(key="modules_w", quantity="power of the modules", unit="W", value=own.modules_w)
+    yield from _most(own.modules_w, own.modules_most_w, "modules_most_w")
     for one in cell.overheads:
         if (one.per == "row") == (of == "row"):
             yield _overhead_row(cell, one)
     yield from _stated(cell, of, "power_w", "power at the wall", "W", own.power_w)
+    yield from _most(own.power_w, own.most_w, "most_w")
     yield from _stated(cell, of, "energy_per_token_mj", "energy per token, wall", "mJ", own.energy_per_token_mj)
     yield from _stated(cell, of, "energy_per_correct_j", "energy per correct answer", "J", own.energy_per_correct_j)
     yield from _stated(cell, of, "chip_share", "chips' share of the wall", SHARE, own.chip_share)
     if cell.floor is not None:
         name = f"requests at {cell.floor:g} tok/s each"
         yield Row(key="requests_held", quantity=name, unit="", value=own.requests_held)
+
+
+_NOTICED = 1.01
+"""Times the power at full load: less than this over it is noise of the windows."""
+
+
+def _most(full: Quantity, most: Quantity, key: str) -> Iterable[Row]:
+    """Only where a module draws more when it is not full: that is what supplies are sized by."""
+    more = full.known and (not most.known or any(b > a * _NOTICED for a, b in zip(full.ends, most.ends, strict=True)))
+    if more:
+        yield Row(key=key, quantity="  the most, at fewer requests", unit="W", value=most)
 
 
 def _stated(cell: Cell, of: Per, key: str, quantity: str, unit: str, value: Quantity) -> Iterable[Row]:
@@ -538,9 +617,70 @@ def _remarks(cell: Cell) -> Iterable[str]:
                 f"{one.name}: at full load a request runs at {speed.ends[0]:.3g} tok/s, under the floor of {cell.floor:g}; "
                 "the totals are those of full load"
             )
+        yield from _contradictions(cell, one)
+    for one in cell.modules:
+        yield from (f"{one.name}: {remark}" for remark in one.remarks)
+        if one.curve is not None and one.slots is not None:
+            yield from (f"{why}; a simulation goes straight over it" for why in one.curve.bridged(one.slots).values())
     scopes = {one.scope for one in cell.modules if not one.inside}
     if len(scopes) > 1:
         yield f"the modules' power is of unlike scopes: {', '.join(sorted(scopes))}"
+
+
+_ALIKE = 0.05
+"""Two figures of the same thing that are further apart than this share cannot both be right."""
+
+
+def _contradictions(cell: Cell, one: Modules) -> Iterable[str]:
+    """Stated figures of a module that do not fit together."""
+    if (
+        one.slots is not None
+        and one.curve is None
+        and _apart(scaled(one.tokens_per_s_per_request, one.slots), one.tokens_per_s)
+    ):
+        yield f"{one.name}: tokens_per_s is not tokens_per_s_per_request times {one.slots} slots; one of them is wrong"
+    if one.curve is not None and one.slots is not None and one.slots in one.curve.tokens_per_s:
+        for key, stated, of_curve in (
+            ("tokens_per_s", one.tokens_per_s, one.curve.tokens_per_s),
+            ("power_w", one.power_w, one.curve.power_w),
+        ):
+            if _apart(stated, of_curve.get(one.slots, unknown())):
+                yield f"{one.name}: {key} is not what its curve has at {one.slots} at once; one of them is wrong"
+    if one.energy_per_correct_j is not None and cell.answer_tokens is not None and cell.correct_share is not None:
+        per_s = ratio(product(one.tokens_per_s, cell.correct_share), cell.answer_tokens, "tokens of an answer")
+        by_power = ratio(one.power_w, per_s, _CORRECT_PER_S)
+        if _apart(by_power, one.energy_per_correct_j):
+            low, high = by_power.ends
+            shown = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+            yield (
+                f"{one.name}: its power and speed make {shown} J per correct answer of this length, not energy_per_correct_j; "
+                "the totals follow the power; one of these figures is wrong"
+            )
+
+
+def _apart(a: Quantity, b: Quantity) -> bool:
+    if not (a.known and b.known):
+        return False
+    (a_low, a_high), (b_low, b_high) = a.ends, b.ends
+    return a_low > b_high * (1 + _ALIKE) or b_low > a_high * (1 + _ALIKE)
+
+
+_UNLIKE = 0.1
+"""Requests whose length differs by more than this share from the measured ones are not the ones that were measured."""
+
+
+def unlike(cell: Cell, answer_tokens: float, prompt_tokens: float) -> Iterable[str]:
+    """What sets a load apart from the requests that the decode modules' figures were measured with."""
+    for one in cell.decode:
+        for what, asked, measured in (
+            ("answers", answer_tokens, one.answer_tokens),
+            ("prompts", prompt_tokens, one.prompt_tokens if cell.prefill else None),
+        ):
+            if measured and abs(asked / measured - 1) > _UNLIKE:
+                yield (
+                    f"{one.name}: measured with {what} of {measured:.3g} tokens, simulated with {asked:.3g} at the same speed and power: "
+                    "how a longer or shorter context changes them is not known here"
+                )
 
 
 def plant(cell: Cell, end: Literal["slow", "fast"]) -> tuple[queueing.Plant, Quantity, Quantity]:
@@ -584,6 +724,7 @@ def plant(cell: Cell, end: Literal["slow", "fast"]) -> tuple[queueing.Plant, Qua
         except ValueError as error:
             raise UsageError(f"{cell.name}: {modules.name}: {error}; measure these batches, or lower slots") from None
         curves += [made] * modules.count
+        used += [unknown(why) for why in modules.curve.bridged(modules.slots).values()]
     prefill = None
     if len(cell.prefill) > 1:
         raise UsageError(f"{cell.name}: prefill modules of several kinds cannot be simulated; leave one kind")
@@ -626,6 +767,19 @@ class Served:
 _SERVABLE = "a load that the cell can serve: where a queue grows there is no mean"
 
 
+def _rates(
+    its: queueing.Plant, outcome: queueing.Outcome, load: queueing.Load | queueing.Trace, policy: queueing.Policy
+) -> queueing.Rates | None:
+    """As simulated; of a queue that grows what full modules do, and `None` where they are not what limits."""
+    if outcome.growing:
+        return None if isinstance(load, queueing.Trace) else queueing.saturated(its, load, policy)
+    return queueing.Rates(
+        answers_per_s=outcome.answered_in_window / outcome.window_s,
+        tokens_per_s=outcome.tokens_in_window / outcome.window_s,
+        power_w=None if outcome.energy_j is None else outcome.energy_j / outcome.window_s,
+    )
+
+
 def serve(cell: Cell, load: queueing.Load | queueing.Trace, policy: queueing.Policy) -> Served:
     """Simulate the cell under a load, at both ends where a figure is a range. What comes of it is estimated at best.
 
@@ -638,18 +792,20 @@ def serve(cell: Cell, load: queueing.Load | queueing.Trace, policy: queueing.Pol
     slow = queueing.simulate(slow_plant, load, policy) if ranged(cell) else fast
     times, energies = times.worse("estimated"), energies.worse("estimated")
 
-    def between(of: Callable[[queueing.Outcome], float | None], behind: Quantity) -> Quantity:
-        if fast.growing or slow.growing:
+    rates = [_rates(its, of, load, policy) for its, of in ((fast_plant, fast), (slow_plant, slow))]
+
+    def between(of: Callable[[queueing.Rates], float | None], behind: Quantity) -> Quantity:
+        steady = [one for one in rates if one is not None]
+        if len(steady) < len(rates):
             return replace(behind, basis="placeholder", needs=(*behind.needs, _SERVABLE))
-        values = [of(outcome) for outcome in (fast, slow)]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
+        known = [value for one in steady if (value := of(one)) is not None]
+        if len(known) < len(steady):
             return replace(behind, basis="placeholder")
         return replace(behind, low=min(known), high=max(known))
 
-    answers_per_s = between(lambda o: o.answered_in_window / o.window_s, times)
-    tokens_per_s = between(lambda o: o.tokens_in_window / o.window_s, times)
-    modules_w = between(lambda o: None if o.energy_j is None else o.energy_j / o.window_s, energies)
+    answers_per_s = between(lambda one: one.answers_per_s, times)
+    tokens_per_s = between(lambda one: one.tokens_per_s, times)
+    modules_w = between(lambda one: one.power_w, energies)
     wall_w = wall(cell, modules_w)
     capacity = [
         queueing.capacity_requests_per_s(one, policy, load.prompt_tokens, load.answer_tokens)
@@ -663,9 +819,9 @@ def serve(cell: Cell, load: queueing.Load | queueing.Trace, policy: queueing.Pol
         times=times,
         modules_w=modules_w,
         wall_w=wall_w,
-        modules_per_answer_j=ratio(modules_w, answers_per_s),
-        wall_per_answer_j=ratio(wall_w, answers_per_s),
-        wall_per_token_mj=scaled(ratio(wall_w, tokens_per_s), 1000.0),
+        modules_per_answer_j=ratio(modules_w, answers_per_s, "answers per s"),
+        wall_per_answer_j=ratio(wall_w, answers_per_s, "answers per s"),
+        wall_per_token_mj=scaled(ratio(wall_w, tokens_per_s, "tokens per s"), 1000.0),
     )  # fmt: skip
 
 

@@ -5,14 +5,15 @@ A figure that comes from a run has the run's basis, and the file can only make i
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -24,11 +25,15 @@ from pytest_joules.records import Basis, Condition, Run, Scope
 from pytest_joules.store import Store
 from pytest_joules.suite import Document, Name, Positive, read
 from pytest_joules.sweep import Cell as Conditioned
-from pytest_joules.sweep import from_run, label
-from pytest_joules.words import nearest
+from pytest_joules.sweep import Sweep, from_run, label
+from pytest_joules.words import nearest, one_line
 
 MOST_REQUESTS = 2_000_000
 """More do not fit into the memory of a usual machine."""
+
+Covered = Literal["host", "supplies", "fans", "idle"]
+_EXPECTED: tuple[Covered, ...] = get_args(Covered)
+"""What is between the chips and the wall of every machine."""
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 _NotNegative = Annotated[float, Field(ge=0)]
@@ -126,6 +131,7 @@ class OverheadAsked:
 
     Attributes:
         name: such as host, supplies, fans, switch or idle.
+        covers: which of what every machine has its figure holds; left out, the one that is its name, or none.
         per: a module, a cell or a row has `count` of it.
         count: how many.
         power_w: of each.
@@ -136,6 +142,7 @@ class OverheadAsked:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: Name
+    covers: tuple[Covered, ...] | None = None
     per: Per = "cell"
     count: Positive = 1
     power_w: Figure | None = None
@@ -196,7 +203,8 @@ class LoadAsked:
 
     Attributes:
         requests_per_s: one stretch of time is simulated for each.
-        answer_tokens, prompt_tokens: of a request.
+        answer_tokens: of a request.
+        prompt_tokens: of a request; needed where there are prefill modules, 0 where they have nothing to read.
         answer_lengths: all equal, or exponentially distributed with that mean.
         placing: the module that a request is put on: the emptiest, or the fullest that has a slot free.
         cap: no more requests than this on a module.
@@ -208,7 +216,7 @@ class LoadAsked:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     requests_per_s: tuple[_AboveZero, ...] = ()
     answer_tokens: _AboveZero = 128.0
-    prompt_tokens: _NotNegative = 0.0
+    prompt_tokens: _NotNegative | None = None
     answer_lengths: Lengths = "fixed"
     placing: Placing = "spread"
     cap: Positive | None = None
@@ -260,6 +268,8 @@ def load(path: Path, results: Store) -> tuple[Cell, LoadAsked]:
     if faults:
         raise UsageError("\n".join(faults))
     modules = tuple(_modules(one, results, document, ("modules", index)) for index, one in enumerate(asked.modules))
+    if faults := [*_check_scopes(asked, modules, document)]:
+        raise UsageError("\n".join(faults))
     stated = {
         f.name: _quantity(figure)
         for f in dataclasses.fields(StatedAsked)
@@ -268,10 +278,10 @@ def load(path: Path, results: Store) -> tuple[Cell, LoadAsked]:
     return Cell(
         name=asked.name,
         modules=modules,
-        overheads=(*(_overhead(one) for one in asked.overheads), *_unnamed(asked.overheads)),
+        overheads=(*(_overhead(one) for one in asked.overheads), *_unnamed(asked.overheads, modules)),
         link=_link(asked.link),
         floor=asked.speed_floor_tokens_per_s,
-        answer_tokens=_quantity(asked.answers.tokens) if asked.answers else None,
+        answer_tokens=_answer_tokens(asked, document),
         correct_share=_quantity(asked.answers.correct) if asked.answers else None,
         cells=asked.cells,
         stated=stated,
@@ -298,8 +308,11 @@ def with_options(stated: LoadAsked, given: Mapping[str, Any]) -> LoadAsked:
         raise UsageError(f"{option} {fault['input']}: {str(fault['msg']).removeprefix('Input ')}") from None
 
 
-def trace(path: Path) -> Trace:
-    """Arrivals from a CSV file with the columns time_s and answer_tokens, and prompt_tokens where prompts count.
+def trace(path: Path, *, prompts: bool) -> tuple[Trace, bool]:
+    """Arrivals from a CSV file with the columns time_s and answer_tokens, and prompt_tokens where prompts count; has it the last one?
+
+    Args:
+        prompts: they count, so that the column must be there.
 
     Raises:
         UsageError: it cannot be read, or a line is not as it should be.
@@ -308,10 +321,12 @@ def trace(path: Path) -> Trace:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
-            missing = {"time_s", "answer_tokens"} - set(rows.fieldnames or ())
+            needed = {"time_s", "answer_tokens"} | ({"prompt_tokens"} if prompts else set())
+            missing = needed - set(rows.fieldnames or ())
             if missing:
                 raise UsageError(
                     f"{path}:1: the first line names the columns; {' and '.join(sorted(missing))} is not among them"
+                    + ("; the cell has prefill modules, which read prompts" if "prompt_tokens" in missing else "")
                 )
             for row in rows:
                 arrivals.append(_arrival(row, f"{path}:{rows.line_num}", arrivals[-1][0] if arrivals else 0.0))
@@ -321,12 +336,13 @@ def trace(path: Path) -> Trace:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     if len(arrivals) < 2 or arrivals[-1][0] == arrivals[0][0]:
         raise UsageError(f"{path}: a trace has two requests or more, at different times")
-    return Trace(arrivals=tuple(arrivals))
+    return Trace(arrivals=tuple(arrivals)), "prompt_tokens" in (rows.fieldnames or ())
 
 
 def _arrival(row: Mapping[str, str | None], place: str, before: float) -> tuple[float, float, float]:
     found = []
     for column in ("time_s", "prompt_tokens", "answer_tokens"):
+        # Without the column nobody reads the prompts; a file for a cell where somebody does has been refused.
         text = row.get(column, "0")
         try:
             found.append(float(text or ""))
@@ -507,20 +523,54 @@ def _quantity(figure: Figure, count: int = 1) -> Quantity:
     )
 
 
-_EXPECTED = {"host": "host", "suppl": "supplies", "fan": "fans", "idle": "idle"}
-"""What is between the chips and the wall of every machine, by the part of a name that tells of it."""
+def _covers(one: OverheadAsked) -> set[str]:
+    return {one.name.lower()} & set(_EXPECTED) if one.covers is None else set(one.covers)
 
 
-def _unnamed(asked: Sequence[OverheadAsked]) -> Iterator[Overhead]:
+def _unnamed(asked: Sequence[OverheadAsked], modules: Sequence[Modules]) -> Iterator[Overhead]:
     """What the file says nothing of: it is not taken to be 0."""
-    named = " ".join(one.name.lower() for one in asked)
-    for part, name in _EXPECTED.items():
-        if part not in named:
+    at_wall = {one.name: one.scope == "wall" for one in modules if not one.inside}
+    if at_wall and all(at_wall.values()):
+        return
+    if any(at_wall.values()):
+        under = ", ".join(name for name, is_so in at_wall.items() if not is_so)
+        yield Overhead(
+            name="between chip and wall", per="cell",
+            power_w=unknown(f"{under}: power at the wall, as of the other modules; overheads cannot be told apart between them"),
+        )  # fmt: skip
+    # What a row has is between its cells and the wall, and not in them.
+    named = {covered for one in asked if one.per != "row" for covered in _covers(one)}
+    for name in _EXPECTED:
+        if name not in named:
             yield Overhead(
                 name=name,
                 per="cell",
-                power_w=unknown(f"{name}: power, or share of the wall; the file names no such overhead"),
+                power_w=unknown(f"{name}: power, or share of the wall; no overhead is named {name} or covers it"),
             )
+
+
+def _check_scopes(asked: CellAsked, modules: Sequence[Modules], document: Document) -> Iterator[str]:
+    """Overheads that the modules' own power has in it already."""
+    scopes = {one.scope for one in modules if not one.inside}
+    if scopes != {"wall"}:
+        return
+    for index, beside in enumerate(asked.overheads):
+        twice = sorted(_covers(beside)) if beside.inside is None and beside.per != "row" else []
+        if twice:
+            at = ("overheads", index)
+            yield (
+                f"{document.place(at)}: {_key(at)}: the modules' power is that at the wall and has {', '.join(twice)} in it; "
+                "give inside instead of a figure, or leave it out"
+            )
+
+
+def _answer_tokens(asked: CellAsked, document: Document) -> Quantity | None:
+    """Of what is counted as correct or not; where only the load says how long answers are, as a plan and not as a finding."""
+    if asked.answers is not None:
+        return _quantity(asked.answers.tokens)
+    if ("load", "answer_tokens") not in document.places:
+        return None
+    return exactly(asked.load.answer_tokens, "placeholder", "load.answer_tokens of the file")
 
 
 def _overhead(asked: OverheadAsked) -> Overhead:
@@ -538,7 +588,9 @@ def _overhead(asked: OverheadAsked) -> Overhead:
 def _link(asked: LinkAsked | None) -> Link | None:
     if asked is None:
         return None
-    return Link(s_per_prompt_token=ratio(_quantity(asked.kv_bytes_per_token), _quantity(asked.bytes_per_s)))
+    return Link(
+        s_per_prompt_token=ratio(_quantity(asked.kv_bytes_per_token), _quantity(asked.bytes_per_s), "link: bytes_per_s")
+    )
 
 
 def _modules(asked: ModulesAsked, results: Store, document: Document, path: tuple[str | int, ...]) -> Modules:
@@ -607,15 +659,25 @@ def _of_run(
     along = {
         int(cell.condition["parallel"]): cell
         for cell in sweep.cells
-        if "parallel" in cell.condition
-        and all(cell.condition[axis] == value for axis, value in others.items())
-        and not cell.void
+        if "parallel" in cell.condition and all(cell.condition[axis] == value for axis, value in others.items())
     }
+    void = {
+        n: f"{asked.name}: run {run.run_id} at {label(cell.condition)} is void: {cell.void}"
+        for n, cell in along.items()
+        if cell.void
+    }
+    along = {n: cell for n, cell in along.items() if n not in void}
     parallel = asked.condition.get("parallel", run.suite["server"]["parallel"])
     per_correct = figure(full, "energy_per_correct_j")
     for key, said in (("idle_power_w", run.idle is not None), ("energy_per_correct_j", per_correct.known)):
         if said and getattr(asked, key) is not None:
             raise UsageError(f"{document.place((*path, key))}: {_key(path)}.{key}: run {run.run_id} says it; remove it")
+    if run.idle is not None and run.idle.mean_w < 0:
+        raise UsageError(
+            f"{place}: {_key(path)}.run: run {run.run_id} has an idle power of {run.idle.mean_w:.4g} W, which cannot be"
+        )
+    per_token = figure(full, "energy_per_token_mj")
+    answer_tokens, prompt_tokens = _lengths(run, full)
     return dataclasses.replace(
         found,
         scope=run.meter.scope,
@@ -624,15 +686,56 @@ def _of_run(
         tokens_per_s_per_request=figure(full, "tokens_per_s_per_request"),
         power_w=figure(full, "power_w"),
         idle_power_w=found.idle_power_w if run.idle is None else _based(run.idle.mean_w, run, {}, True, asked),
+        energy_per_token_mj=per_token if per_token.known else None,
+        answer_tokens=answer_tokens,
+        prompt_tokens=prompt_tokens,
+        remarks=tuple(_against(run, sweep, full, along.values())),
         energy_per_correct_j=per_correct if per_correct.known else found.energy_per_correct_j,
         curve=Curve(
             tokens_per_s={n: figure(cell, "tokens_per_s") for n, cell in along.items()},
             tokens_per_s_per_request={n: figure(cell, "tokens_per_s_per_request") for n, cell in along.items()},
             power_w={n: figure(cell, "power_w") for n, cell in along.items()},
+            void=void,
         )
         if along
         else None,
     )
+
+
+def _lengths(run: Run, full: Conditioned) -> tuple[float | None, float | None]:
+    """Tokens of an answer and of a prompt in the windows of a condition; of a printed table, what its suite asks of the answers."""
+    answers = [
+        request
+        for window in run.windows
+        if window.role == "measured" and dict(window.condition) == dict(full.condition)
+        for request in window.requests
+    ]
+    if not answers:
+        stated = full.condition.get("answer_tokens", run.suite.get("request", {}).get("answer_tokens"))
+        return (float(stated) if isinstance(stated, int | float) else None), None
+    return (
+        sum(request.predicted_n for request in answers) / len(answers),
+        sum(request.prompt_n + request.cache_n for request in answers) / len(answers),
+    )
+
+
+def _against(run: Run, sweep: Sweep, full: Conditioned, along: Iterable[Conditioned]) -> Iterator[str]:
+    """How far the figures of a run may be off, as far as that is known."""
+    spreads = []
+    for cell in (full, *along):
+        with contextlib.suppress(Void, Unmeasured):
+            spreads.append(cell.spread("energy_per_token_mj"))
+    yield (
+        f"energy per token differs by up to {max(spreads):.1%} between passes"
+        if spreads
+        else "no spread over passes is known"
+    )
+    flags = dict.fromkeys(
+        flag.partition(":")[0] for flag in (*sweep.about.flags, *full.flags, *(f for c in along for f in c.flags))
+    )
+    if flags:
+        yield f"flagged: {', '.join(flags)}"
+    yield from (f"deviation: {one_line(deviation, 160)}" for deviation in run.deviations)
 
 
 def _run(name: str, results: Store, where: str) -> Run:
@@ -656,9 +759,19 @@ def _of_condition(run: Run, cell: Conditioned, metric: str, asked: ModulesAsked)
     return _based(value, run, cell.condition, bool(METRICS[metric].energy_power), asked)
 
 
+def _models_of(run: Run, condition: Condition) -> str:
+    """What was run: names and formats, of the condition where they vary."""
+    asked = {key: condition[axis] for axis, key in (("model", "name"), ("format", "format")) if axis in condition}
+    return ", ".join(
+        f"{model['name']} {model.get('format') or ''}".strip()
+        for model in run.models
+        if all(model.get(key) == value for key, value in asked.items())
+    )
+
+
 def _based(value: float, run: Run, condition: Condition, of_energy: bool, asked: ModulesAsked) -> Quantity:
     """A figure of a run. Speed is counted, whatever became of the energy: what an estimate estimates is the power."""
     basis = run.meter.basis if of_energy or run.published else "measured"
-    source = f"{run.suite_name} on {run.machine_slug}, run {run.run_id}"
+    source = f"{run.suite_name} on {run.machine_slug}, run {run.run_id}: {_models_of(run, condition)}"
     found = exactly(value, basis, source)
     return found if asked.basis is None or asked.because is None else found.worse(asked.basis, asked.because)

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,7 +41,7 @@ _NAMED = ("model", "format", "engine", "answer_tokens", BATCH)
 """Axes that have a key of their own."""
 _DIGITS = 5
 _REASON = 200
-_NAME_WIDTH = 28
+_NAME_WIDTH = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +162,15 @@ class Curve:
         return f"{self.model} {self.format or ''}".strip()
 
     @property
+    def told_briefly(self) -> str:
+        """What it is of: model, engine where it is not the usual one, and what varied."""
+        engine = [self.engine] if self.engine != DEFAULT_ENGINE else []
+        return ", ".join([self.of_model, *engine, *self._set(self.varied)])
+
+    @property
     def told(self) -> str:
         """What tells it from the other curves of its machine."""
-        engine = [self.engine] if self.engine != DEFAULT_ENGINE else []
-        return ", ".join([self.of_model, *engine, *self._set(self.varied), f"suite {self.suite}"])
+        return f"{self.told_briefly}, suite {self.suite}"
 
     @property
     def setup(self) -> str:
@@ -244,7 +250,12 @@ def why_left_out(run: Run) -> str:
     if run.meter.basis in _PLANNED_WITH:
         return ""
     what = "random weights" if run.meter.basis == "synthetic" else f"{run.meter.basis} figures"
-    return f"{run.machine_slug}, suite {run.suite_name}, run {run.run_id}: {what} have no cost to plan with"
+    return left_out(run.machine_slug, run.suite_name, run.run_id, f"{what} have no cost to plan with")
+
+
+def left_out(machine: str, suite: str, run_id: str, why: str) -> str:
+    """A run that gives no curve, and the reason."""
+    return f"{machine}, suite {suite}, run {run_id}: {why}"
 
 
 def has_figures(curves: Iterable[Curve]) -> bool:
@@ -621,34 +632,42 @@ def _headed(text: str, level: int, width: int) -> list[str]:
 
 
 def _tabulated(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    aligned = ["left" if head in _WORDS else "right" for head in heads]
     if width <= 0:
-        return markdown.table(heads, [[printable(cell) for cell in row] for row in rows])
+        return markdown.table(heads, [[printable(cell) for cell in row] for row in rows], aligned)
     broken = [re.sub(r" (?=token|interval|decode|request|spread)", "\n", head) for head in heads]
     cells = [[_folded(cell) for cell in row] for row in rows]
-    aligned = ["left" if head in _WORDS else "right" for head in heads]
     return tabulate(cells, headers=broken, tablefmt="simple", disable_numparse=True, colalign=aligned).splitlines()
 
 
 def _folded(cell: str) -> str:
-    """Names may be long; a line break within keeps them apart."""
-    return "\n".join(textwrap.fill(part, _NAME_WIDTH, break_on_hyphens=False) for part in printable(cell).split("\n"))
+    """Names may be long: they are broken between words, and within one, at its hyphens, only where it is too long by itself."""
+    parts = printable(cell).split("\n")
+    return "\n".join(
+        textwrap.fill(part, _NAME_WIDTH, break_on_hyphens=any(len(word) > _NAME_WIDTH for word in part.split()))
+        for part in parts
+    )
 
 
-_WORDS = ("machine and model", "energy")
+_TOGETHER, _APART = ("machine and model", "energy"), ("machine", "model", "basis", "scope")
+_WORDS = (*_TOGETHER, *_APART)
 
 
 def _best_table(best: Sequence[tuple[Curve, Best]], *, together: bool) -> tuple[list[str], list[list[str]]]:
     """Headings and rows; `together` puts names over each other, so that the table is narrow."""
     heads = [
-        *(_WORDS if together else ("machine", "model", "basis", "scope")),
+        *(_TOGETHER if together else _APART),
         "batch",
         _HEADS[ENERGY],
         _HEADS[SPEEDS[1]],
     ]
     rows = []
+    alike = Counter((curve.machine, curve.transferred_from, curve.told_briefly) for curve, _ in best)
     for curve, found in best:
+        alone = alike[curve.machine, curve.transferred_from, curve.told_briefly] == 1
         machine = f"from {curve.transferred_from.machine}" if curve.transferred_from else curve.machine
-        names = [machine, curve.told, curve.basis, curve.scope]
+        told = curve.told_briefly if together and alone else curve.told
+        names = [machine, told, curve.basis, curve.scope]
         names = ["\n".join(names[:2]), "\n".join(names[2:])] if together else names
         figures = next(row.figures for row in curve.rows if row.batch == found.batch)
         shown = [figures[metric].text if metric in figures else "-" for metric in (ENERGY, SPEEDS[1])]
@@ -727,6 +746,6 @@ def _best_told(curve: Curve, best: Best) -> str:
     if best.speed_kept is not None:
         parts.append(f"a request runs at {best.speed_kept:.0%} of the speed it has alone")
     if best.largest_measured:
-        parts.append("the largest batch measured, so a larger one may be cheaper still")
+        parts.append("the largest batch with a figure, so a larger one may be cheaper still")
     told = "; ".join(parts)
     return told[:1].upper() + told[1:]

@@ -164,6 +164,9 @@ def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool, each: tuple[
 
 
 def _cached_as_asked(answers: Sequence[RequestRecord], cached: int, computed: int) -> Gate:
+    limit = f"{cached} from the cache, {computed} computed"
+    if not any(a.cache_n or a.prompt_n for a in answers):
+        return _unseen("prompt cache", limit)
     wrong = [a for a in answers if (a.cache_n, a.prompt_n) != (cached, computed)]
     value = f"{cached} from the cache and {computed} computed, in each of {len(answers)} requests"
     if wrong:
@@ -176,7 +179,7 @@ def _cached_as_asked(answers: Sequence[RequestRecord], cached: int, computed: in
         name="prompt cache",
         outcome="void" if wrong else "pass",
         value=value,
-        limit=f"{cached} from the cache, {computed} computed",
+        limit=limit,
         remedy="use a newer build of the engine, or a model whose cache can be cut at any token" if wrong else "",
     )
 
@@ -684,7 +687,7 @@ def _unseen(name: str, limit: str) -> Gate:
 
 def drafted(answers: Sequence[RequestRecord], *, wanted: bool = True) -> Gate:
     """Speculative decoding really ran, or really did not: a draft that fails to load is only a line in the server's log."""
-    count = sum(a.draft_n for a in answers)
+    count, accepted = sum(a.draft_n for a in answers), sum(a.draft_accepted_n for a in answers)
     remedy = (
         "see the server's log: the draft must have the model's vocabulary; or lower draft_threshold, which no token may have reached"
         if wanted
@@ -694,7 +697,7 @@ def drafted(answers: Sequence[RequestRecord], *, wanted: bool = True) -> Gate:
     return Gate(
         name="draft in use",
         outcome="void" if fault else "pass",
-        value=f"{count} tokens drafted, {sum(a.draft_accepted_n for a in answers)} accepted" if count else "0 tokens drafted",
+        value=f"{count} tokens drafted" + (f", {accepted} accepted" if count else ""),
         limit="more than none" if wanted else "none",
         remedy=remedy if fault else "",
     )

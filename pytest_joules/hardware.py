@@ -74,12 +74,21 @@ def _faults(data: Mapping[str, Any], places: _Places) -> Iterator[str]:
                 yield f"{places[name, 'peak_tflop_s', kind]}: {name}: {kind!r} is no number type: {_known(kind, NUMBER_TYPES)}"
             else:
                 yield from _quantity_faults(value, "peak_tflop_s", (name, "peak_tflop_s", kind), places)
+        idle_w, limit_w = (_number(sheet.get(key)) for key in ("idle_w", "limit_w"))
+        if idle_w is not None and limit_w is not None and idle_w > limit_w:
+            yield f"{places[name, 'idle_w']}: {name}: idle_w ({idle_w:g} W) is above limit_w ({limit_w:g} W); one of the two is wrong"
         absent = sheet.get("absent", {})
         for key in absent if isinstance(absent, dict) else ():
             if key not in FIGURES:
                 yield f"{places[name, 'absent', key]}: {name}: absent: there is no figure {key!r}: {_known(key, FIGURES)}"
             elif sheet.get(key):
                 yield f"{places[name, 'absent', key]}: {name}: {key} is said to be absent, and stands at {places[name, key]}"
+
+
+def _number(quantity: Any) -> float | None:
+    """The value of a figure, where it has one."""
+    value = quantity.get("value") if isinstance(quantity, dict) else None
+    return value if isinstance(value, int | float) else None
 
 
 def _quantity_faults(value: Any, figure: str, at: tuple[str, ...], places: _Places) -> Iterator[str]:

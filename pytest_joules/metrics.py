@@ -21,6 +21,7 @@ class Metric:
 
     Attributes:
         name: as a prediction reads it; it carries the unit.
+        unit: of the figure, as a person writes it.
         meaning: one line for a person.
         cost: less is better, and a saving can be spoken of.
         of_window: the figure of one window; `None` where it is undefined, or comes from several windows together.
@@ -29,6 +30,7 @@ class Metric:
     """
 
     name: str
+    unit: str
     meaning: str
     cost: bool
     of_window: Callable[[Window, IdleBaseline | None], float | None]
@@ -123,6 +125,17 @@ def is_prefill(window: Window) -> bool:
     return window.answer_tokens == PREFILL_TOKENS
 
 
+def impossible(window: Window) -> str:
+    """Why nothing can be reckoned from a window that its gates let pass, as in a file changed by hand; empty where it can."""
+    if window.energy_j is not None and window.energy_j <= 0:
+        return f"its energy is {window.energy_j:g} J, which no window can have"
+    if window.window_s <= 0:
+        return f"its length is {window.window_s:g} s"
+    if window.tokens < 0 or window.prompt_tokens < 0:
+        return f"it counts {window.tokens} generated and {window.prompt_tokens} prompt tokens"
+    return "" if window.tokens or is_prefill(window) else "no token was generated in it"
+
+
 def energy_per_prompt_token_mj(window: Window) -> float | None:
     """Millijoules per prompt token that was computed; `None` without energy, and where anything else was computed beside prompts."""
     if window.energy_j is None or window.prompt_tokens == 0 or not is_prefill(window):
@@ -182,38 +195,42 @@ def decode(windows: Sequence[Window]) -> Decode | None:
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("energy_per_token_mj", "energy per generated token, prompt included", True, energy_per_token_mj, 1, 0),
-        Metric("net_energy_per_token_mj", "the same above the idle power", True, net_energy_per_token_mj, 1, 0),
-        Metric("decode_energy_per_token_mj", "energy per generated token over answers of several lengths, prompt left out",
+        Metric("energy_per_token_mj", "mJ per token", "energy per generated token, prompt included",
+               True, energy_per_token_mj, 1, 0),
+        Metric("net_energy_per_token_mj", "mJ per token", "the same above the idle power", True, net_energy_per_token_mj, 1, 0),
+        Metric("decode_energy_per_token_mj", "mJ per token", "energy per generated token over answers of several lengths, prompt left out",
                True, lambda *_: None, 1, 0),
-        Metric("energy_per_prompt_token_mj", "energy per computed prompt token, from windows that are all prompt", True,
-               lambda w, _: energy_per_prompt_token_mj(w), 1, 0),
-        Metric("prefill_share", "share of a request's energy that its prompt takes", False, lambda *_: None, 0, 0),
-        Metric("energy_per_correct_j", "energy per right answer, wrong answers and the drain included", True,
-               lambda w, _: energy_per_correct_j(w), 1, 0),
-        Metric("accuracy", "share of right answers", False, lambda w, _: accuracy(w), 0, 0),
-        Metric("correct", "right answers in the window", False, lambda w, _: correct(w), 0, 0),
-        Metric("answered", "answers in the window from which one could be taken", False, lambda w, _: answered(w), 0, 0),
-        Metric("tokens_per_s", "generated tokens per second of window, all requests together", False,
+        Metric("energy_per_prompt_token_mj", "mJ per prompt token", "energy per computed prompt token, from windows that are all prompt",
+               True, lambda w, _: energy_per_prompt_token_mj(w), 1, 0),
+        Metric("prefill_share", "share", "share of a request's energy that its prompt takes", False, lambda *_: None, 0, 0),
+        Metric("energy_per_correct_j", "J per right answer", "energy per right answer, wrong answers and the drain included",
+               True, lambda w, _: energy_per_correct_j(w), 1, 0),
+        Metric("accuracy", "share", "share of right answers", False, lambda w, _: accuracy(w), 0, 0),
+        Metric("correct", "answers", "right answers in the window", False, lambda w, _: correct(w), 0, 0),
+        Metric("answered", "answers", "answers in the window from which one could be taken",
+               False, lambda w, _: answered(w), 0, 0),
+        Metric("tokens_per_s", "tokens/s", "generated tokens per second of window, all requests together", False,
                lambda w, _: w.tokens / w.window_s, 0, 1),
-        Metric("tokens_per_s_per_request", "generated tokens per second of one request", False,
+        Metric("tokens_per_s_per_request", "tokens/s", "generated tokens per second of one request", False,
                lambda w, _: w.tokens / w.window_s / w.slots, 0, 1),
-        Metric("draft_acceptance", "share of the drafted tokens that were accepted", False, lambda w, _: draft_acceptance(w), 0, 0),
-        Metric("tokens_per_step", "generated tokens of a sequence per pass over the weights, where tokens are drafted", False,
-               lambda w, _: tokens_per_step(w), 0, 0),
-        Metric("prompt_tokens_per_s", "computed prompt tokens per second of a window that is all prompt, all requests together", False,
-               lambda w, _: prompt_tokens_per_s(w), 0, 1),
-        Metric("power_w", "mean power over the window", True,
+        Metric("draft_acceptance", "share", "share of the drafted tokens that were accepted",
+               False, lambda w, _: draft_acceptance(w), 0, 0),
+        Metric("tokens_per_step", "tokens", "generated tokens of a sequence per pass over the weights, where tokens are drafted",
+               False, lambda w, _: tokens_per_step(w), 0, 0),
+        Metric("prompt_tokens_per_s", "tokens/s", "computed prompt tokens per second of a window that is all prompt, all requests together",
+               False, lambda w, _: prompt_tokens_per_s(w), 0, 1),
+        Metric("power_w", "W", "mean power over the window", True,
                lambda w, _: None if w.energy_j is None else w.energy_j / w.window_s, 1, 1),
-        Metric("idle_power_w", "power with the server loaded and silent, before and after the run", True,
+        Metric("idle_power_w", "W", "power with the server loaded and silent, before and after the run", True,
                lambda _, idle: None if idle is None else idle.mean_w, 1, 0),
-        Metric("energy_j", "energy of the window", True, lambda w, _: w.energy_j, 1, 0),
-        Metric("window_s", "length of the window", True, lambda w, _: w.window_s, 0, -1),
-        Metric("tokens", "tokens generated in the window", False, lambda w, _: float(w.tokens), 0, 0),
-        Metric("prompt_tokens", "prompt tokens computed in the window", False, lambda w, _: float(w.prompt_tokens), 0, 0),
-        Metric("time_to_first_token_s", "seconds from sending a request to its first token, mean of the requests", True,
+        Metric("energy_j", "J", "energy of the window", True, lambda w, _: w.energy_j, 1, 0),
+        Metric("window_s", "s", "length of the window", True, lambda w, _: w.window_s, 0, -1),
+        Metric("tokens", "tokens", "tokens generated in the window", False, lambda w, _: float(w.tokens), 0, 0),
+        Metric("prompt_tokens", "tokens", "prompt tokens computed in the window",
+               False, lambda w, _: float(w.prompt_tokens), 0, 0),
+        Metric("time_to_first_token_s", "s", "seconds from sending a request to its first token, mean of the requests", True,
                lambda w, _: time_to_first_token_s(w), 0, -1),
-        Metric("inter_token_s", "seconds from one token of an answer to the next, mean of the requests' medians", True,
+        Metric("inter_token_s", "s", "seconds from one token of an answer to the next, mean of the requests' medians", True,
                lambda w, _: inter_token_s(w), 0, -1),
     )
 }  # fmt: skip

@@ -27,10 +27,16 @@ Placing = Literal["spread", "fill-first"]
 Lengths = Literal["fixed", "exponential"]
 
 BATCHES = 20
-"""Intervals come from the means of so many equal stretches of consecutive requests."""
+"""Intervals come from the means of so many equal stretches of consecutive requests, and of longer ones."""
 
-_STUDENT = 2.093
-"""97.5 % quantile of Student's t with 19 degrees of freedom, one under `BATCHES`."""
+_STUDENT = {20: 2.093, 10: 2.262, 5: 2.776}
+"""97.5 % quantile of Student's t by the number of stretches. Short stretches are alike where queues last long, and long ones are few:
+the widest of the three intervals is taken. At 90 % of the capacity and 20,000 requests it holds the true mean in 96 of 100 cases,
+where that of 20 stretches does in 91."""
+
+_LONG_ENOUGH = 100.0
+"""Counted requests times the square of the free share of the capacity. A queue lasts for about one over that square, in requests, so
+that under a hundred of its lives the widest interval is too narrow as well: at 50 it holds the true mean in 90 of 100 cases."""
 
 _CORRELATED = 0.44
 """Twenty independent means have a larger correlation with their neighbours in under 5 % of cases (2 / sqrt(20))."""
@@ -181,7 +187,8 @@ class Outcome:
         energy_j: of all modules over the window, as the integral of their power together; `None` without power.
         energy_by_module_j: of each decode module, as power times the time it was drawn, then of all prefill modules together.
         energy_per_answer_j: energy over answers completed.
-        correlated: neighbouring batches are alike, so the half-widths are too small.
+        correlated: neighbouring batches are alike, or the load is so near the capacity that they are bound to be: half-widths are
+            too small.
         growing: the load is more than the cell can serve, or the queue grew all along: no time is one of a steady state.
     """
 
@@ -243,6 +250,46 @@ def capacity_requests_per_s(plant: Plant, policy: Policy, prompt_tokens: float, 
     if plant.prefill is None or not prompt_tokens:
         return decode
     return min(decode, plant.prefill.modules * plant.prefill.prompt_tokens_per_s / prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a plant does in the mean.
+
+    Attributes:
+        power_w: of all modules; `None` where that of one is not known.
+    """
+
+    answers_per_s: float
+    tokens_per_s: float
+    power_w: float | None
+
+
+def saturated(plant: Plant, load: Load, policy: Policy) -> Rates | None:
+    """What full decode modules do under a load that they cannot serve; `None` where they can, or prefill modules or whole batches limit.
+
+    Then the queue has no end, but the modules have no more to do than when they are full.
+    """
+    decode = capacity_tokens_per_s(plant, policy) / load.answer_tokens
+    coming = load.requests_per_s
+    busy_w: float | None = 0.0
+    if plant.prefill is not None:
+        prefill, read = plant.prefill, math.inf
+        if load.prompt_tokens:
+            read = prefill.modules * prefill.prompt_tokens_per_s / load.prompt_tokens
+        coming = min(coming, read)
+        busy_w = None
+        if prefill.busy_w is not None and prefill.idle_w is not None:
+            busy_w = prefill.modules * (prefill.idle_w + (prefill.busy_w - prefill.idle_w) * coming / read)
+    if policy.batching == "static" or coming < decode:
+        return None
+    powers = [None if one.power_w is None else one.power_w[_cap(one, policy)] for one in plant.decode] + [busy_w]
+    known = [power for power in powers if power is not None]
+    return Rates(
+        answers_per_s=decode,
+        tokens_per_s=decode * load.answer_tokens,
+        power_w=math.fsum(known) if len(known) == len(powers) else None,
+    )
 
 
 def simulate(plant: Plant, load: Load | Trace, policy: Policy = Policy()) -> Outcome:
@@ -574,7 +621,10 @@ def _outcome(
     answered_in_window = int(within.sum())
     energy_j = None if energy is None else float(energy.sum())
     intervals = not isinstance(load, Trace)
-    batches = np.array_split(waiting + took[counted], BATCHES) if intervals else []
+    alike = (
+        intervals
+        and _neighbours([float(one.mean()) for one in np.array_split(waiting + took[counted], BATCHES)]) > _CORRELATED
+    )
     return Outcome(
         counted=len(arrivals.counted),
         window_s=window_s,
@@ -597,7 +647,7 @@ def _outcome(
         energy_per_answer_j=None
         if energy_j is None or not answered_in_window
         else Estimate(energy_j / answered_in_window, per_batch),
-        correlated=bool(batches) and _neighbours([float(batch.mean()) for batch in batches]) > _CORRELATED,
+        correlated=alike or _too_short(plant, load, policy),
         growing=_growing(plant, load, policy, len(served.queue)),
     )  # fmt: skip
 
@@ -607,6 +657,13 @@ def _growing(plant: Plant, load: Load | Trace, policy: Policy, waiting: int) -> 
         return False
     beyond = load.requests_per_s >= capacity_requests_per_s(plant, policy, load.prompt_tokens, load.answer_tokens)
     return beyond or waiting > max(_GROWING * load.requests, 100)
+
+
+def _too_short(plant: Plant, load: Load | Trace, policy: Policy) -> bool:
+    if isinstance(load, Trace):
+        return False
+    capacity = capacity_requests_per_s(plant, policy, load.prompt_tokens, load.answer_tokens)
+    return load.requests * max(0.0, 1 - load.requests_per_s / capacity) ** 2 < _LONG_ENOUGH
 
 
 def _area(events: _Vector, start_s: float, end_s: float) -> float:
@@ -653,8 +710,13 @@ def _per_answer(energy_j: _Vector, answers: _Vector) -> float | None:
     if not answers.all():
         return None
     ratio = energy_j.sum() / answers.sum()
-    residuals = (energy_j - ratio * answers) / answers.mean()
-    return _STUDENT * float(residuals.std(ddof=1)) / math.sqrt(len(answers))
+    return _half_width((energy_j - ratio * answers) / answers.mean())
+
+
+def _half_width(of_batches: _Vector) -> float:
+    """95 %, from figures of `BATCHES` stretches: the widest of those that they and the means of neighbours among them give."""
+    merged = {count: of_batches.reshape(count, -1).mean(axis=1) for count in _STUDENT}
+    return max(t * float(merged[count].std(ddof=1)) / math.sqrt(count) for count, t in _STUDENT.items())
 
 
 def _neighbours(means: Sequence[float]) -> float:
@@ -668,8 +730,7 @@ def _times(seconds: _Vector, intervals: bool) -> Times:
     batches = np.array_split(seconds, BATCHES)
 
     def estimate(value: float, of_batches: Sequence[float]) -> Estimate:
-        half = _STUDENT * float(np.std(of_batches, ddof=1)) / math.sqrt(BATCHES)
-        return Estimate(value, half)
+        return Estimate(value, _half_width(np.array(of_batches)))
 
     def percentile(share: int) -> Estimate:
         value = float(np.percentile(seconds, share))

@@ -23,6 +23,9 @@ Outcome = Literal["measured", "flagged", "void"]
 Role = Literal["measured", "control", "length", "prefill", "bridge", "idle_before", "load_step", "idle_after"]
 """What a window is for: `length` has another answer length than the table's, `prefill` answers of one token, `bridge` repeats one after an interruption."""
 
+OF_TABLE: tuple[Role, ...] = ("measured", "prefill")
+"""Windows that give figures of the table by themselves, so that what is known against one of them is known against its condition."""
+
 Condition = Mapping[str, Any]
 """One point of what varies, by axis name: `{"parallel": 8}`."""
 

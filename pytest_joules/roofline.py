@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from pytest_joules.errors import UsageError
+from pytest_joules.words import nearest
 
 if TYPE_CHECKING:
     from pytest_joules.models.anatomy import Anatomy
@@ -96,7 +97,8 @@ class Sheet:
             return None
         if number_type not in self.peak_tflop_s:
             there = f"it has {', '.join(self.peak_tflop_s)}" if self.peak_tflop_s else self.why_absent("peak_tflop_s")
-            raise UsageError(f"--peak {number_type}: sheet {self.name} has no such peak; {there}")
+            near = "" if number_type in NUMBER_TYPES else nearest(number_type, NUMBER_TYPES)
+            raise UsageError(f"--peak {number_type}: sheet {self.name} has no such peak{near}; {there}")
         return number_type, self.peak_tflop_s[number_type]
 
 
@@ -306,6 +308,7 @@ class Row:
     Attributes:
         memory_tokens_per_s, compute_tokens_per_s: the roofs; `None` where the sheet lacks the figure.
         roof_tokens_per_s: the lower one of those that there are.
+        fits: whether so many slots fit into memory with their whole context; `None` where the sheet states no memory.
         share: measured speed over the roof; `None` where it is over it, or a cache may hold all that a step reads.
         useful_gb_s: bytes that the measured speed needs at least, in GB/s.
         useful_tflop_s: FLOP of the measured speed, attention included, in TFLOP/s.
@@ -313,6 +316,7 @@ class Row:
     """
 
     point: Point
+    fits: bool | None
     memory_tokens_per_s: float | None
     compute_tokens_per_s: float | None
     roof_tokens_per_s: float | None
@@ -357,6 +361,8 @@ class Roofline:
 
     Attributes:
         basis: the worst of all figures that the roofs rest on.
+        energy_bases: by figure of the sheet, `idle_w` and `limit_w`, the worst that the energies at it rest on.
+        least_shares: one of the two roofs is not known and may be the lower one, so that a share is at least what is told.
         peak: number type and dense peak of the compute roof.
         context_tokens: that memory is reserved for in each slot.
         kv_batch: see `kv_batch`, at the first point's depth.
@@ -367,6 +373,8 @@ class Roofline:
     load: Load
     sheet: Sheet
     basis: SheetBasis
+    energy_bases: Mapping[str, SheetBasis]
+    least_shares: bool
     peak: tuple[str, Quantity] | None
     context_tokens: int
     rows: tuple[Row, ...]
@@ -398,7 +406,9 @@ def roofline(
             )
     peak = sheet.peak(number_type)
     used = [figure for figure in (sheet.bandwidth_gb_s, peak and peak[1]) if figure]
-    rows = tuple(_row(load, sheet, peak, point) for point in points)
+    rows = tuple(_row(load, sheet, peak, point, context_tokens) for point in points)
+    basis = worst([load.basis, *(figure.basis for figure in used)])
+    powers = {"idle_w": sheet.idle_w, "limit_w": sheet.limit_w}
     first = points[0]
     floors: tuple[Floor, ...] = ()
     if sheet.bandwidth_gb_s and peak:
@@ -412,7 +422,9 @@ def roofline(
     return Roofline(
         load=load,
         sheet=sheet,
-        basis=worst([load.basis, *(figure.basis for figure in used)]),
+        basis=basis,
+        energy_bases={name: worst([basis, power.basis]) for name, power in powers.items() if power},
+        least_shares=len(used) == 1,
         peak=peak,
         context_tokens=context_tokens,
         rows=rows,
@@ -425,7 +437,7 @@ def roofline(
     )
 
 
-def _row(load: Load, sheet: Sheet, peak: tuple[str, Quantity] | None, point: Point) -> Row:
+def _row(load: Load, sheet: Sheet, peak: tuple[str, Quantity] | None, point: Point, context_tokens: int) -> Row:
     read = load.bytes_of_step(point.batch, point.depth_tokens, point.cache_type)
     flop = load.flop_of_step(point.batch, point.depth_tokens)
     memory = 1e9 * sheet.bandwidth_gb_s.value / read * point.batch if sheet.bandwidth_gb_s else None
@@ -433,10 +445,13 @@ def _row(load: Load, sheet: Sheet, peak: tuple[str, Quantity] | None, point: Poi
     # A cache that may hold all of a step leaves memory without a say.
     bounding = [None if _cached(sheet, read) else memory, compute]
     roof = min((bound for bound in bounding if bound is not None), default=None)
-    speed = point.tokens_per_s
+    memory_gb, speed = sheet.memory_gb, point.tokens_per_s
     reached = speed / roof if speed is not None and roof else None
     return Row(
         point=point,
+        fits=None
+        if memory_gb is None
+        else most_slots(load, memory_gb.value, context_tokens, point.cache_type) >= point.batch,
         memory_tokens_per_s=memory,
         compute_tokens_per_s=compute,
         roof_tokens_per_s=roof,
@@ -484,6 +499,11 @@ def _missing(sheet: Sheet, peak: tuple[str, Quantity] | None) -> Iterator[str]:
 
 
 def _remarks(load: Load, sheet: Sheet, rows: Sequence[Row]) -> Iterator[str]:
+    if beyond := [str(row.point.batch) for row in rows if row.fits is False and row.point.tokens_per_s]:
+        yield (
+            f"measured with more slots than fit into the memory of the sheet (batch {', '.join(beyond)}): it is too small there, or "
+            "something lay elsewhere"
+        )
     if over := [row for row in rows if row.over]:
         which = ", ".join(f"{row.over:.2f} times at {row.point.batch}" for row in over)
         cache = (

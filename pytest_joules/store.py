@@ -440,8 +440,10 @@ def head(path: Path) -> dict[str, Any]:
         record = json.loads(whole)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: is no stored run: {error}") from None
-    if not isinstance(record, dict) or "run_id" not in record:
-        raise UsageError(f"{path}: is no stored run: it has no run_id")
+    if not isinstance(record, dict):
+        raise UsageError(f"{path}: is no stored run: it holds no object")
+    if missing := [key for key in ("run_id", "complete") if key not in record]:
+        raise UsageError(f"{path}: is no stored run: it has no {' and no '.join(missing)}")
     return record
 
 

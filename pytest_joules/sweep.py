@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, UsageError, Void
-from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL, decode, graded, is_prefill, prefill
+from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL, decode, graded, impossible, is_prefill, prefill
 from pytest_joules.records import Condition, IdleBaseline, PublishedCell, Run, Window
 from pytest_joules.words import nearest
 
@@ -466,6 +466,7 @@ def beside(other: Run, run: Run) -> Sweep:
 
 def _as_published(cell: PublishedCell) -> Cell:
     spoiled = [str(gate) for gate in cell.gates if gate.outcome == "void"]
+    spoiled += [f"{name} is printed as {value:g}" for name, value in cell.figures.items() if value < 0]
     return Cell(
         condition=cell.condition,
         void="; ".join(spoiled),
@@ -484,22 +485,23 @@ def _hashable(condition: Condition) -> tuple[tuple[str, str], ...]:
 
 def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
     windows = [window for window in every if window.role == "measured"]
-    spoiled = [f"pass {w.pass_index + 1}: {'; '.join(w.reasons) or 'void'}" for w in windows if w.outcome == "void"]
+    spoiled = [f"pass {w.pass_index + 1}: {why}" for w in windows if (why := _why_void(w))]
     if spoiled:
         # What keeps every pass from being measured is told once.
-        reasons = {w.reasons for w in windows}
-        every_pass = "; ".join(windows[0].reasons) if len(windows) > 1 and len(reasons) == 1 else ""
+        reasons = {_why_void(w) for w in windows}
+        every_pass = next(iter(reasons)) if len(windows) > 1 and len(reasons) == 1 else ""
         return Cell(condition=condition, void=every_pass or " | ".join(spoiled))
     if len(windows) < run.passes:
         return Cell(condition=condition, void=f"{len(windows)} of {run.passes} passes were measured")
     figures = tuple(_figures(window, run.idle) | _decode(window, every) | _prefill(window, every) for window in windows)
     # Windows of prompts alone are shorter, so that their edges weigh more.
-    weighed = [*windows, *(w for w in every if w.role == "prefill" and w.outcome != "void")]
+    weighed = [*windows, *(w for w in every if w.role == "prefill" and not _why_void(w))]
     shares = [(w.uncertainty_j / w.energy_j, w.calibration_j / w.energy_j) for w in weighed if w.energy_j]
     half_width = max((math.sqrt(max(0.0, whole**2 - gain**2)) for whole, gain in shares), default=0.0)
     calibration = max((gain for _, gain in shares), default=0.0)
     flags = tuple(dict.fromkeys(reason for w in windows for reason in w.reasons))
     undefined = {
+        **_why_no_energy(windows),
         "net_energy_per_token_mj": _why_no_net(run.idle),
         "decode_energy_per_token_mj": _why_no_decode(every),
         "idle_power_w": _NO_IDLE,
@@ -519,6 +521,13 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
     )
 
 
+def _why_void(window: Window) -> str:
+    """Why a window cannot be read; empty where it can."""
+    if window.outcome == "void":
+        return "; ".join(window.reasons) or "void"
+    return impossible(window)
+
+
 def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:
     figures = ((name, metric.of_window(window, idle)) for name, metric in METRICS.items())
     return {name: figure for name, figure in figures if figure is not None}
@@ -527,15 +536,23 @@ def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:
 def _decode(window: Window, every: Sequence[Window]) -> dict[str, float]:
     """The figure that comes from all answer lengths of one pass together."""
     of_pass = [w for w in every if w.pass_index == window.pass_index and w.role != "prefill"]
-    line = None if any(w.outcome == "void" for w in of_pass) else decode(of_pass)
+    line = None if any(map(_why_void, of_pass)) else decode(of_pass)
     return {} if line is None else {"decode_energy_per_token_mj": line.slope_mj}
 
 
 def _why_no_decode(every: Sequence[Window]) -> str:
-    spoiled = [w for w in every if w.role == "length" and w.outcome == "void"]
+    spoiled = [w for w in every if w.role == "length" and _why_void(w)]
     if spoiled:
-        return f"pass {spoiled[0].pass_index + 1}, answers of {spoiled[0].answer_tokens} tokens: {'; '.join(spoiled[0].reasons)}"
+        return (
+            f"pass {spoiled[0].pass_index + 1}, answers of {spoiled[0].answer_tokens} tokens: {_why_void(spoiled[0])}"
+        )
     return "answers of one length alone were measured; state request.lengths"
+
+
+def _why_no_energy(windows: Sequence[Window]) -> dict[str, str]:
+    without = [str(window.pass_index + 1) for window in windows if window.energy_j is None]
+    why = f"no energy was measured in pass {', '.join(without)}" if without else "no token was generated"
+    return dict.fromkeys(("energy_per_token_mj", "energy_j", "power_w"), why)
 
 
 _NO_IDLE = "no idle baseline was measured"
@@ -549,17 +566,15 @@ def _why_no_drafts(windows: Sequence[Window]) -> str:
 
 def _prefill(window: Window, every: Sequence[Window]) -> dict[str, float]:
     """The figures that come from the window of prompts alone of the same pass."""
-    alone = [w for w in every if w.pass_index == window.pass_index and w.role == "prefill" and w.outcome != "void"]
+    alone = [w for w in every if w.pass_index == window.pass_index and w.role == "prefill" and not _why_void(w)]
     return prefill(window, alone[0]) if alone else {}
 
 
 def _why_no_prefill(windows: Sequence[Window], every: Sequence[Window]) -> dict[str, str]:
     alone = [w for w in every if w.role == "prefill"]
-    spoiled = [w for w in alone if w.outcome == "void"]
+    spoiled = [w for w in alone if _why_void(w)]
     if spoiled:
-        return dict.fromkeys(
-            OF_PREFILL, f"pass {spoiled[0].pass_index + 1}, prompts alone: {'; '.join(spoiled[0].reasons)}"
-        )
+        return dict.fromkeys(OF_PREFILL, f"pass {spoiled[0].pass_index + 1}, prompts alone: {_why_void(spoiled[0])}")
     if not alone and not all(map(is_prefill, windows)):
         return dict.fromkeys(OF_PREFILL, "prompts alone were not measured; state request.prefill_windows: true")
     nothing = "no energy was measured, or no prompt token computed"

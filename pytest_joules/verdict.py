@@ -22,7 +22,7 @@ import numpy as np
 from pytest_joules import gates, items, synthetic
 from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL
 from pytest_joules.prediction import Judgement, Prediction, judge
-from pytest_joules.records import Band, Condition, Run
+from pytest_joules.records import OF_TABLE, Band, Condition, Run
 from pytest_joules.sweep import Cell, Sweep, label
 
 TABLES = 2000
@@ -251,7 +251,7 @@ def _with_questions(table: Sweep, count: int, rng: np.random.Generator) -> Sweep
 def effects(run: Run) -> list[str]:
     """What makes every verdict on a run narrow; a wide spread shows in the perturbation itself."""
     of_run = [str(gate) for gate in run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
-    names = {gate.name for w in run.windows if w.role == "measured" for gate in w.gates if gate.outcome == "flag"}
+    names = {gate.name for w in run.windows if w.role in OF_TABLE for gate in w.gates if gate.outcome == "flag"}
     return of_run + [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]
 
 

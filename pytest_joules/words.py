@@ -6,10 +6,15 @@ import difflib
 from collections.abc import Iterable
 
 
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is nearest, when one is near."""
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)), None)
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when a known word is near, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(word, known)
+    return "" if close is None else f"; did you mean {close!r}?"
 
 
 def duration(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def cell(
         ),
     ] = None,
     answers: Annotated[float | None, typer.Option(help="tokens of an answer", show_default="file's, or 128")] = None,
-    prompts: Annotated[float | None, typer.Option(help="tokens of a prompt", show_default="file's, or 0")] = None,
+    prompts: Annotated[float | None, typer.Option(help="tokens of a prompt", show_default="file's")] = None,
     lengths: Annotated[
         str | None, typer.Option(help="fixed, or exponential: of the answers", show_default="file's, or fixed")
     ] = None,
@@ -84,8 +85,9 @@ def cell(
     sheet = compose(found)
     policy = Policy(placing=asked.placing, cap=asked.cap, batching=asked.batching)
     if trace is not None:
-        arrivals = cellfile.trace(trace)
-        under = cellsheet.UnderLoad(load=arrivals, policy=policy, points=(serve(found, arrivals, policy),))
+        arrivals, prompts_known = cellfile.trace(trace, prompts=bool(found.prefill))
+        point = serve(found, arrivals, policy)
+        under = cellsheet.UnderLoad(load=arrivals, policy=policy, points=(point,), prompts_known=prompts_known)
     else:
         under = _simulated(found, asked, policy, load, more=out is not None)
     if out is not None:
@@ -107,29 +109,42 @@ def _simulated(
     if not loads and not asked.requests_per_s:
         return None
     slow, _, _ = plant(found, "slow")
-    capacity = queueing.capacity_requests_per_s(slow, policy, asked.prompt_tokens, asked.answer_tokens)
-    rates = {_rate(text, capacity) for text in loads} if loads else set(asked.requests_per_s)
-    if more and len(rates) < len(_PLOTTED_SHARES):
-        rates |= {_rate(f"{share:.0%}", capacity) for share in _PLOTTED_SHARES}
-    every = [
-        queueing.Load(
-            requests_per_s=rate, answer_tokens=asked.answer_tokens, prompt_tokens=asked.prompt_tokens,
-            answer_lengths=asked.answer_lengths, requests=asked.requests, seed=asked.seed,
+    if found.prefill and asked.prompt_tokens is None:
+        raise UsageError(
+            f"{found.name}: there are prefill modules, and how long a prompt is is not known; "
+            "give --prompts, or load.prompt_tokens in the file (0: there is nothing to read)"
         )
-        for rate in sorted(rates)
-    ]  # fmt: skip
-    points = tuple(serve(found, one, policy) for one in every)
-    return UnderLoad(load=every[0], policy=policy, points=points)
+    prompt_tokens = asked.prompt_tokens or 0.0
+    capacity = queueing.capacity_requests_per_s(slow, policy, prompt_tokens, asked.answer_tokens)
+    rates = {_rate(text, capacity) for text in loads} if loads else set(asked.requests_per_s)
+    drawn = set()
+    if more and len(rates) < len(_PLOTTED_SHARES):
+        drawn = {_rate(f"{share:.0%}", capacity) for share in _PLOTTED_SHARES} - rates
+
+    def at(requests_per_s: float) -> queueing.Load:
+        return queueing.Load(
+            requests_per_s=requests_per_s, answer_tokens=asked.answer_tokens, prompt_tokens=prompt_tokens,
+            answer_lengths=asked.answer_lengths, requests=asked.requests, seed=asked.seed,
+        )  # fmt: skip
+
+    return UnderLoad(
+        load=at(min(rates)),
+        policy=policy,
+        points=tuple(serve(found, at(rate), policy) for rate in sorted(rates)),
+        drawn=tuple(serve(found, at(rate), policy) for rate in sorted(drawn)),
+        prompts_known=asked.prompt_tokens is not None,
+        share_of=capacity if any("%" in text for text in loads or ()) else None,
+    )
 
 
 def _rate(text: str, capacity: float) -> float:
-    """Requests per second of `2.5`, or of `50%` of the capacity, which is then rounded to what can be read.
+    """Requests per second of `2.5` or `1e3`, or of `50%` of the capacity, which is then rounded to what can be read.
 
     Raises:
         UsageError: it is neither.
     """
-    matched = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)(%?)", text.strip())
-    if matched is None or float(matched[1]) == 0:
+    matched = re.fullmatch(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)(%?)", text.strip(), re.IGNORECASE)
+    if matched is None or not 0 < float(matched[1]) < math.inf:
         raise UsageError(
             f"--load {text}: expected requests per second, such as 2.5, or a share of the capacity, such as 50%"
         )

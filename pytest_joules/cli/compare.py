@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,16 +69,12 @@ def compare(
             _list(by_suite, as_json)
             return
         suite = suite or next(iter(by_suite))
-        if suite not in by_suite:
-            raise UsageError(
-                f"{results} has no run of a suite {suite!r}{nearest(suite, by_suite)}; it has {', '.join(sorted(by_suite))}"
-            )
-        found = _every(by_suite[suite], skipped) if every else _newest(by_suite[suite], skipped)
+        paths = runs_of(suite, by_suite, results)
+        found = _every(paths, skipped) if every else _newest(paths, skipped)
     entries = list(_entries(found, skipped))
     if run and len(entries) < len({one.path for one in found}):
         raise UsageError(skipped[0])
-    for reason in skipped:
-        typer.echo(f"joules: passed over: {printable(one_line(reason))}", err=True)
+    tell_passed_over(skipped)
     if not entries:
         raise UsageError(
             f"{results} has no complete run of {suite!r} that can be read; --all takes those cut short too"
@@ -108,6 +105,32 @@ def runs_by_suite(results: Path) -> dict[str, list[Path]]:
     if not by_suite:
         raise UsageError(f"{results} holds no run; run a prediction, or name another folder with --results")
     return by_suite
+
+
+def runs_of(suite: str, by_suite: Mapping[str, list[Path]], results: Path) -> list[Path]:
+    """Files of a suite's runs, of those that there are. Raises `UsageError` when it has none."""
+    if suite not in by_suite:
+        raise UsageError(
+            f"{results} has no run of a suite {suite!r}{nearest(suite, by_suite)}; it has {', '.join(sorted(by_suite))}"
+        )
+    return by_suite[suite]
+
+
+@contextlib.contextmanager
+def passing_over(path: Path, skipped: list[str]) -> Iterator[None]:
+    """Around what is done with one stored run of many: where it cannot be read or makes no table, the reason goes into `skipped`."""
+    try:
+        yield
+    except UsageError as error:
+        skipped.append(str(error))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        skipped.append(f"{path}: makes no table: {type(error).__name__}: {error}")
+
+
+def tell_passed_over(skipped: Iterable[str]) -> None:
+    """Name the files that were passed over, on stderr."""
+    for reason in skipped:
+        typer.echo(f"joules: passed over: {printable(one_line(reason))}", err=True)
 
 
 def _list(by_suite: dict[str, list[Path]], as_json: bool) -> None:
@@ -149,10 +172,11 @@ def _every(paths: Sequence[Path], skipped: list[str]) -> Iterator[StoredRun]:
     from pytest_joules import store
 
     for path in sorted(paths, key=lambda path: (path.parent.parent.name, path.name)):
-        try:
-            yield store.load(path)
-        except UsageError as error:
-            skipped.append(str(error))
+        stored = None
+        with passing_over(path, skipped):
+            stored = store.load(path)
+        if stored is not None:
+            yield stored
 
 
 def _newest(paths: Sequence[Path], skipped: list[str]) -> Iterator[StoredRun]:
@@ -164,13 +188,11 @@ def _newest(paths: Sequence[Path], skipped: list[str]) -> Iterator[StoredRun]:
 
     found: dict[tuple[object, ...], StoredRun] = {}
     for path in reversed(paths):
-        try:
+        with passing_over(path, skipped):
             facts = store.head(path)
             key = (path.parent.parent.name, *model_files(facts))
-            if facts.get("complete") is True and key not in found:
+            if facts["complete"] is True and key not in found:
                 found[key] = store.load(path)
-        except UsageError as error:
-            skipped.append(str(error))
     yield from (found[key] for key in sorted(found, key=str))
 
 
@@ -196,10 +218,11 @@ def _entries(found: Iterable[StoredRun], skipped: list[str]) -> Iterator[Entry]:
         except (UsageError, OSError, UnicodeDecodeError) as error:
             skipped.append(f"{error}; the run is shown without its verdicts")
             verdicts = []
-        try:
-            yield comparison.entry(name, stored.run, verdicts)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            skipped.append(f"{stored.path}: makes no table: {type(error).__name__}: {error}")
+        made = None
+        with passing_over(stored.path, skipped):
+            made = comparison.entry(name, stored.run, verdicts)
+        if made is not None:
+            yield made
 
 
 def _overlap(entries: Sequence[Entry]) -> None:
@@ -242,8 +265,10 @@ def _record(found: Comparison, suite: str | None, skipped: Sequence[str]) -> dic
         "groups": [_group(group) for group in found.groups],
         "remarks": list(found.remarks),
         "verdicts": [
-            {"claim": claim, "runs": {name: dataclasses.asdict(verdict) for name, verdict in by_name.items()}}
-            for claim, by_name in comparison.matrix((one.name, one.verdicts) for one in found.entries).rows
+            {"claim": claim, "runs": {name: dataclasses.asdict(verdict) for name, (verdict, _) in by_name.items()}}
+            for claim, by_name in comparison.matrix(
+                (one.name, one.run.meter.basis, one.verdicts) for one in found.entries
+            ).rows
         ],
         "skipped": list(skipped),
     }

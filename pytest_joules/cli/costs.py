@@ -58,13 +58,13 @@ def costs(
     if machine and (out is not None or check):
         raise UsageError("--for is printed, and not kept beside the table of all machines; leave out -o and --check")
     from pytest_joules import costs as table
+    from pytest_joules.cli.compare import tell_passed_over
 
     skipped: list[str] = []
     found = _found(results, skipped)
     if machine:
         found = table.planned(found, machine, _chip(results, machine, skipped))
-    for reason in skipped:
-        typer.echo(f"joules: passed over: {printable(one_line(reason))}", err=True)
+    tell_passed_over(skipped)
     if check:
         _check(found, out or Path())
     elif out is not None:
@@ -90,33 +90,37 @@ def _found(results: Path, skipped: list[str]) -> Table:
 def _curves(paths: Sequence[Path], left_out: dict[str, None], skipped: list[str]) -> Iterator[Curve]:
     """The curves of a suite: of each machine and model file those of the newest complete run that has a figure.
 
-    Where none has one, those of the newest, so that what was tried and why it is void is told.
+    Where none has one, those of the newest, so that what was tried and why it is void is told. Where none is complete, the newest
+    is named as left out.
     """
     from pytest_joules import costs as table
     from pytest_joules import store
-    from pytest_joules.cli.compare import model_files
+    from pytest_joules.cli.compare import model_files, passing_over
+    from pytest_joules.note.comparison import CUT_SHORT
 
     found: dict[tuple[object, ...], list[Curve]] = {}
+    cut_short: dict[tuple[object, ...], Path] = {}
     for path in reversed(paths):
-        try:
+        with passing_over(path, skipped):
             facts = store.head(path)
             key = (path.parent.parent.name, *model_files(facts))
-            if facts.get("complete") is not True or table.has_figures(found.get(key, ())):
+            if facts["complete"] is not True:
+                cut_short.setdefault(key, path)
+                continue
+            if table.has_figures(found.get(key, ())):
                 continue
             run = store.load(path).run
             if why := table.why_left_out(run):
                 left_out[why] = None
                 continue
             curves = table.curves(run)
-        except UsageError as error:
-            skipped.append(str(error))
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            skipped.append(f"{path}: makes no table: {type(error).__name__}: {error}")
-        else:
             if key not in found:
                 found[key] = curves
             elif table.has_figures(curves):
                 found[key] = [table.older(curve, found[key]) for curve in curves]
+    for key, path in cut_short.items():
+        if key not in found:
+            left_out[table.left_out(path.parent.parent.name, path.parent.name, path.stem, CUT_SHORT)] = None
     for curves in found.values():
         yield from curves
 

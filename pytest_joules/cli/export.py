@@ -17,7 +17,7 @@ from pytest_joules.words import nearest, printable
 
 if TYPE_CHECKING:
     from pytest_joules.records import Run
-    from pytest_joules.store import Store, StoredRun
+    from pytest_joules.store import StoredRun
 
 _FORMATS = ("csv", "pytest-benchmark", "json-schema")
 
@@ -65,7 +65,8 @@ def export(
 
     from pytest_joules.store import Store
 
-    chosen = _chosen(Store(results), runs or (), every)
+    meant = _every(results, runs or ()) if every else map(Store(results).find, runs or ("latest",))
+    chosen = list({stored.run.run_id: stored for stored in meant}.values())
     if form == "csv":
         _write(output, _csv([stored.run for stored in chosen], windows), force)
     else:
@@ -81,19 +82,29 @@ def _refuse_idle(given: Mapping[str, object], form: str) -> None:
             raise UsageError(f"{option} has no effect with --format {form}; leave it out")
 
 
-def _chosen(results: Store, names: Sequence[str], every: bool) -> list[StoredRun]:
-    """The runs that are meant, each once, in the order named and else oldest first."""
-    if not every:
-        found = [results.find(name) for name in names or ("latest",)]
-    else:
-        found = []
-        for name in names or (None,):
-            of_suite = list(results.runs(None, name))
-            if not of_suite:
-                what = "run" if name is None else f"run of a suite {name!r}"
-                raise UsageError(f"there is no {what} in {results.folder}; name another folder with --results")
-            found += of_suite
-    return list({stored.run.run_id: stored for stored in found}.values())
+def _every(results: Path, suites: Sequence[str]) -> list[StoredRun]:
+    """Every run of the suites, or of all, that can be read and makes a table; the others are named. Oldest first in each suite.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from pytest_joules import store
+    from pytest_joules.cli.compare import passing_over, runs_by_suite, runs_of, tell_passed_over
+    from pytest_joules.sweep import from_run
+
+    by_suite = runs_by_suite(results)
+    found: list[StoredRun] = []
+    skipped: list[str] = []
+    paths = {path for suite in suites or by_suite for path in runs_of(suite, by_suite, results)}
+    for path in sorted(paths, key=lambda path: path.name):
+        with passing_over(path, skipped):
+            stored = store.load(path)
+            from_run(stored.run)
+            found.append(stored)
+    tell_passed_over(skipped)
+    if not found:
+        raise UsageError(f"none of the runs in {results} can be read; name another folder with --results")
+    return found
 
 
 def _csv(runs: Sequence[Run], of_windows: bool) -> str:

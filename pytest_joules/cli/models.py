@@ -194,7 +194,7 @@ def meant(model: str, form: str | None, extra: Sequence[Path] | None) -> Path:
     """The file of a model by its path, or by its name where only one format of it is here.
 
     Raises:
-        UsageError: several formats are here.
+        UsageError: several formats are here, or it is the path of something else.
         Unmeasured: none is.
     """
     from pytest_joules.models import find, here
@@ -206,6 +206,10 @@ def meant(model: str, form: str | None, extra: Sequence[Path] | None) -> Path:
             raise UsageError(f"model {model} is here in {', '.join(map(str, formats))}; choose with --format")
         if formats:
             return next(iter(formats.values()))
+        path = Path(model)
+        if model not in known.models and model not in known.shapes and (os.sep in model or path.is_file()):
+            what = "is a folder" if path.is_dir() else "is no .gguf file" if path.exists() else "is not there"
+            raise UsageError(f"{model}: {what}; name a .gguf file, or a model as 'joules models list' prints it")
     return find(model, form, folders, suites=Path("suites"))
 
 

@@ -72,7 +72,9 @@ def _matrix(found: list[tuple[StoredRun, dict[str, Verdict]]]) -> list[str]:
     from pytest_joules.note import comparison
 
     oldest_first = sorted(found, key=lambda pair: pair[0].run.run_id)
-    shared = comparison.matrix(((stored.run.machine_slug, v.values()) for stored, v in oldest_first), least=2)
+    shared = comparison.matrix(
+        ((stored.run.machine_slug, stored.run.meter.basis, v.values()) for stored, v in oldest_first), least=2
+    )
     machines = dataclasses.replace(shared, columns=tuple(sorted(shared.columns)))
     return ["", *comparison.matrix_lines(machines, text_width())] if shared.rows else []
 

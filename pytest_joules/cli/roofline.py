@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_joules.roofline import Load, Sheet
 
 _BATCHES = "1,2,4,8,16,32,64"
+_BATCH_DIGITS = 6
 _CONTEXT = 1024
 
 
@@ -72,9 +73,9 @@ def roofline(
     joules roofline --model qwen2.5-7b-instruct --format q4_0 --hardware nvidia-h100-sxm --context 4096
     joules roofline --probe -o this-machine.yaml
 
-    Keys of --json: run_id, model, hardware, basis, peak, context_tokens, rows, counted, kv_batch, batch_floors, slots, missing,
-    remarks; with --probe: bandwidth_gb_s, kernel, kernels, threads, array_mb, cache_mb, cores_others, unquiet, file; of the sheets
-    alone: sheets. What is not known is null.
+    Keys of --json: run_id, model, hardware, basis, energy_bases, least_shares, peak, context_tokens, rows, counted, kv_batch,
+    batch_floors, slots, missing, remarks; with --probe: bandwidth_gb_s, kernel, kernels, threads, array_mb, cache_mb, cores_others,
+    unquiet, file; of the sheets alone: sheets. What is not known is null.
     """
     if out is not None and as_json and not probe:
         raise UsageError("-o and --json exclude each other; ask for one")
@@ -138,7 +139,7 @@ def _told(
         reserved = context or measured.suite.get("server", {}).get("context_per_slot") or _CONTEXT
         about.append(_about(measured))
         remarks += _of_the_run(measured, which, sheet, load, context)
-    found = roof.roofline(load, sheet, points, reserved, peak)
+    found = roof.roofline(load, sheet, points, reserved, peak and peak.lower())
     found = dataclasses.replace(found, remarks=(*remarks, *found.remarks))
     return roofs.Told(title=f"Roofs of {load.name} on {sheet.name}", about=tuple(about), found=found), run_id
 
@@ -207,8 +208,12 @@ def _load(model: str, form: str | None, folders: Sequence[Path] | None) -> Load:
 
 def _batches(text: str) -> list[int]:
     found = [part.strip() for part in text.split(",")]
-    if wrong := [part for part in found if not re.fullmatch(r"[1-9]\d{0,5}", part)]:
+    if wrong := [part for part in found if not re.fullmatch(r"[1-9]\d*", part)]:
         raise UsageError(f"--batches {text}: {wrong[0]!r} is no number of slots; write them as in {_BATCHES}")
+    if large := [part for part in found if len(part) > _BATCH_DIGITS]:
+        raise UsageError(
+            f"--batches {text}: {large[0]} slots are more than the {10**_BATCH_DIGITS - 1:,} that are looked at"
+        )
     return sorted({int(part) for part in found})
 
 

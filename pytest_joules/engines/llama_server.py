@@ -297,7 +297,9 @@ class LlamaServerEngine:
             elif flag in ("--model", "--parallel", "--ctx-size", "--model-draft"):
                 raise EngineError(f"llama-server: this build has no {flag}; use a build of 2024 or newer")
             elif flag == _SYNTHETIC_FLAG:
-                raise EngineError(f"llama-server: this build has no {flag}, without which draft_synthetic_tokens means nothing; use a newer build")
+                raise EngineError(
+                    f"llama-server: this build has no {flag} for draft_synthetic_tokens; use a newer build"
+                )
             else:
                 deviations.append(f"this llama-server has no {' '.join([flag, *values])}, which could not be pinned")
         return arguments, deviations

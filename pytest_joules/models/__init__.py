@@ -21,7 +21,7 @@ import platformdirs
 from pytest_joules.errors import Unmeasured, UsageError
 from pytest_joules.models import catalogue
 from pytest_joules.models.catalogue import Catalogue, normal
-from pytest_joules.words import nearest
+from pytest_joules.words import closest
 
 _MAGIC = b"GGUF"
 _LFS_MAGIC = b"version https://git-lfs"
@@ -100,13 +100,23 @@ def find(
         return found
     shown = f"{name} in format {format}" if format else name
     looked = ", ".join(_tilde(folder) for folder in folders if folder.is_dir()) or "no folder that exists"
-    others = {normal(stem(path)): path for path in files}
-    if name in known.models:  # it is no slip, so that only another format of the same model is near
-        others = {other: path for other, path in others.items() if other.startswith(normal(name))}
-    near = nearest(normal(wanted), others)
+    near = _near(name, format, files, known)
     raise Unmeasured(
         f"model {shown} is not on this machine (looked in {looked}){near}; {next_steps(name, format, known)}"
     )
+
+
+def _near(name: str, form: str | None, files: Sequence[Path], known: Catalogue) -> str:
+    """`; did you mean 'x' in format q4_0?`, in the words of a suite, when a model that is here is near or begins like that."""
+    others: dict[str, str] = {}
+    for model, its_form in (known.called(stem(path)) for path in files):
+        if name in known.models and model != name:
+            continue  # it is no slip, so that only another format of the same model is near
+        key = normal(f"{model}-{its_form}" if form and its_form else model)
+        others.setdefault(key, f"{model!r} in format {its_form}" if its_form else repr(model))
+    wanted = normal(f"{name}-{form}" if form else name)
+    close = closest(wanted, others) or next((key for key in others if key.startswith(normal(name))), None)
+    return "" if close is None else f"; did you mean {others[close]}?"
 
 
 def _named(wanted: str, files: Sequence[Path]) -> Path | None:

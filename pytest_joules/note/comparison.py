@@ -41,6 +41,8 @@ _COMPARABLE: Mapping[Basis, str] = {"measured": "measured", "transcribed": "meas
 
 UNKNOWN_METER = "transcribed: what its meter and the edges of its windows may be off is not known, and in no interval"
 
+CUT_SHORT = "cut short before its last window"
+
 MOST_LINES = 16
 """More in one plot cannot be told apart."""
 
@@ -381,7 +383,7 @@ def _remarks(entries: Sequence[Entry], groups: Sequence[Group], metric: str) -> 
     if METRICS[metric].energy_power:
         yield from _of_meters(groups)
     said = [
-        *((one.name, "cut short before its last window") for one in entries if not one.run.complete),
+        *((one.name, CUT_SHORT) for one in entries if not one.run.complete),
         *((one.name, UNKNOWN_METER) for one in entries if one.run.published),
         *_unstated(entries),
         *((one.name, f"{effect}. The mean is not of one machine, and no interval makes up for it") for one in entries for effect in one.effects),
@@ -562,7 +564,7 @@ def lines(found: Comparison, width: int) -> Iterator[str]:
         yield from headed("Remarks")
         for remark in found.remarks:
             yield from said(remark, "- ")
-    verdicts = matrix((one.name, one.verdicts) for one in found.entries)
+    verdicts = matrix((one.name, one.run.meter.basis, one.verdicts) for one in found.entries)
     if verdicts.rows:
         yield ""
         yield from [*headed("Verdicts"), *([] if mark else [""])]
@@ -573,7 +575,8 @@ def title(found: Comparison) -> Iterator[str]:
     """What is compared: suites and figure, then the question and the model where they are alike in all runs."""
     runs = [one.run for one in found.entries]
     suites = dict.fromkeys(run.suite_name for run in runs)
-    yield f"{', '.join(suites)}: {found.metric}, {METRICS[found.metric].meaning}"
+    metric = METRICS[found.metric]
+    yield f"{', '.join(suites)}: {metric.meaning}, in {metric.unit}"
     alike = [
         texts.pop()
         for texts in ({str(run.suite.get("question", "")) for run in runs}, {f"{models_text(run)}." for run in runs})
@@ -672,26 +675,26 @@ class Matrix:
 
     Attributes:
         columns: their names, in order of appearance.
-        rows: claim and test of each prediction, and its verdict in every column that has one.
+        rows: claim and test of each prediction, and in every column that has one its verdict, with the basis of the run.
     """
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, Mapping[str, Verdict]], ...]
+    rows: tuple[tuple[str, Mapping[str, tuple[Verdict, Basis]]], ...]
 
 
-def matrix(found: Iterable[tuple[str, Iterable[Verdict]]], least: int = 1) -> Matrix:
+def matrix(found: Iterable[tuple[str, Basis, Iterable[Verdict]]], least: int = 1) -> Matrix:
     """The same predictions in several columns; of a column that comes again the later verdict stands.
 
     Args:
-        found: name of a column, and verdicts.
+        found: name of a column, and the basis and the verdicts of a run.
         least: in how many columns a prediction must have been judged to be shown.
     """
-    by_test: dict[tuple[str, str], dict[str, Verdict]] = {}
-    for name, verdicts in found:
+    by_test: dict[tuple[str, str], dict[str, tuple[Verdict, Basis]]] = {}
+    for name, basis, verdicts in found:
         for verdict in verdicts:
             # Not by the module, which may stand elsewhere in another repository, nor by the claim alone, which may be reworded.
             test = verdict.prediction.partition("::")[2] or verdict.prediction
-            by_test.setdefault((claim(verdict), test), {})[name] = verdict
+            by_test.setdefault((claim(verdict), test), {})[name] = verdict, basis
     rows = tuple((text, by_name) for (text, _), by_name in by_test.items() if len(by_name) >= least)
     return Matrix(tuple(dict.fromkeys(name for _, by_name in rows for name in by_name)), rows)
 
@@ -736,10 +739,12 @@ def _by_verdict(found: Matrix, cells: Sequence[Sequence[Sequence[str]]], width: 
             yield from wrapped(f"  {len(names)} {told}: {' '.join(names)}", width, "    ")
 
 
-def _told(verdict: Verdict | None, marks: dict[str, int]) -> list[str]:
-    if verdict is None:
+def _told(judged: tuple[Verdict, Basis] | None, marks: dict[str, int]) -> list[str]:
+    if judged is None:
         return []
-    remarks = [] if verdict.registration in ("registered", "") else [verdict.registration]
+    verdict, basis = judged
+    remarks = [] if basis == "measured" else [f"the energy of the run is {basis}"]
+    remarks += [] if verdict.registration in ("registered", "") else [verdict.registration]
     remarks += [verdict.remark] if verdict.remark else []
     remarks += [] if verdict.selected else ["deselected"]
     numbers = [str(marks.setdefault(printable(remark), len(marks) + 1)) for remark in remarks]
@@ -769,7 +774,7 @@ def overlay(found: Comparison, group: Group) -> list[plots.Figure]:
     passes = ": each pass as a small mark, their mean on the line" if any(line.passes for line in series) else ""
     name = f"group-{found.groups.index(group) + 1}"
     caption = f"{group.heading or METRICS[found.metric].meaning}, over {axis_name(axis)}{passes}."
-    return [plots.lines_over(name, caption, axis, found.metric, series)]
+    return [plots.lines_over(name, caption, axis, METRICS[found.metric].unit, series)]
 
 
 def page(found: Comparison) -> str:
@@ -796,7 +801,7 @@ def page(found: Comparison) -> str:
                 else f"No plot: nothing to draw over an axis, or more than {MOST_LINES} lines.",
             }
         )
-    verdicts = matrix((one.name, one.verdicts) for one in found.entries)
+    verdicts = matrix((one.name, one.run.meter.basis, one.verdicts) for one in found.entries)
     told, marks = _verdict_cells(verdicts)
     heading, *about = title(found)
     return rendered(

@@ -15,7 +15,7 @@ from tabulate import tabulate
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS, graded
-from pytest_joules.records import Run, Verdict, Window
+from pytest_joules.records import OF_TABLE, Run, Verdict, Window
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration, printable
@@ -27,7 +27,7 @@ _AXIS_NAMES = {
 """Axes whose common name is shorter than the suite's key."""
 
 
-_BREAKS = re.compile(r" (?=request|token|correct|spread|first|batch|prompt|decode|share)")
+_BREAKS = re.compile(r" (?=request|tok|correct|spread|first|batch|prompt|decode|share)")
 """Where a heading goes on in a second line."""
 
 _LONGEST_REFERENCE = 12
@@ -94,8 +94,9 @@ def cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the table, as text. Of graded answers the change and the spread are those of joules per correct one."""
     headers = [axis_name(axis) for axis in sweep.axes]
     first = sweep.cells[0] if sweep.cells else None
-    reference = f"vs {_short(first, sweep, headers)}" if first else "vs first"
     columns = _columns(sweep)
+    # The widest of the tables has no room for more.
+    reference = f"vs {_short(first, sweep, headers)}" if first and "prefill_share" not in columns else "vs first"
     headers += [*columns.values(), reference, "pass spread"]
     rows = [
         [
@@ -121,9 +122,7 @@ _GRADED_COLUMNS = {
     "energy_per_correct_j": "J per correct",
 }
 _PROMPT_COLUMNS = {
-    "tokens_per_s": "tok/s",
     "prompt_tokens_per_s": "prompt tok/s",
-    "power_w": "W",
     "energy_per_prompt_token_mj": "mJ per prompt token",
     "decode_energy_per_token_mj": "mJ per decode token",
     "prefill_share": "prefill share",
@@ -318,7 +317,7 @@ def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
             yield f"{label(cell.condition)} is void: {cell.void}"
     by_reason: dict[str, list[str]] = {}
     for window in run.windows:
-        if window.role == "measured" and window.outcome == "flagged":
+        if window.role in OF_TABLE and window.outcome == "flagged":
             for gate in window.gates:
                 if gate.outcome in ("flag", "not evaluable"):
                     by_reason.setdefault(_gate_words(gate.name, gate.value, gate.limit), []).append(_where(window))

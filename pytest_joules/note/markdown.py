@@ -67,11 +67,11 @@ def _listed(title: str, items: Sequence[str]) -> Iterator[str]:
         yield from (f"## {title}", "", *(f"- {escaped(item)}" for item in items), "")
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table, figures to the right."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]], aligned: Sequence[str] | None = None) -> list[str]:
+    """A Markdown table, each column `left` or `right` as `aligned` says, else all to the right as figures are."""
     text = tabulate(
         [[escaped(cell) for cell in row] for row in rows], headers=[escaped(header) for header in headers], tablefmt="pipe",
-        disable_numparse=True, colalign=["right"] * len(headers) if rows else None,
+        disable_numparse=True, colalign=(aligned or ["right"] * len(headers)) if rows else None,
     )  # fmt: skip
     return text.splitlines()
 

@@ -118,7 +118,8 @@ def figures(run: Run, verdicts: Sequence[Verdict], samples: Sequence[Sample]) ->
 
 
 def lines_over(
-    name: str, caption: str, axis: str, y: str, series: Sequence[Series], bands: Sequence[tuple[Any, float, float, str]] = ()
+    name: str, caption: str, axis: str, y: str, series: Sequence[Series], bands: Sequence[tuple[Any, float, float, str]] = (),
+    *, linear: bool = False,
 ) -> Figure:  # fmt: skip
     """One plot of several lines over one axis.
 
@@ -126,10 +127,11 @@ def lines_over(
         axis: the suite's name of what varies; numbers that double are set at equal distances.
         y: what is drawn, with its unit.
         bands: (x, low, high, words) of figures that were predicted.
+        linear: numbers stand at their own distances even so.
     """
 
     def draw(panels: Sequence[Axes]) -> None:
-        _lines(panels[0], axis, series, bands)
+        _lines(panels[0], axis, series, bands, linear=linear)
         panels[0].set_ylabel(y)
 
     told = "; ".join(
@@ -236,9 +238,10 @@ def _lines(
     series: Sequence[Series],
     bands: Sequence[tuple[Any, float, float, str]] = (),
     legend: bool = True,
+    linear: bool = False,
 ) -> None:
     values = list(dict.fromkeys(x for one in series for x, _ in one.points))
-    place = _places(values)
+    place = _places(values, linear=linear)
     for index, one in enumerate(series):
         colour, marker = _SERIES[index % len(_SERIES)], _MARKERS[index % len(_MARKERS)]
         joined = _DASHES[index // len(_SERIES) % len(_DASHES)] if place.ordered else ""
@@ -255,9 +258,12 @@ def _lines(
             for edge in (low, high):
                 panel.plot([place(x) - 0.28, place(x) + 0.28], [edge, edge], color=_BAND, linewidth=1.4)
     names = [_tick(x) for x in values]
-    crowded = place.ordered and sum(map(len, names)) > _TICK_CHARACTERS
+    crowded = place.ordered and not linear and sum(map(len, names)) > _TICK_CHARACTERS
     every = math.ceil(sum(map(len, names)) / _TICK_CHARACTERS) if crowded else 1
-    panel.set_xticks([place(x) for x in values[::every]], names[::every])
+    shown = list(zip([place(x) for x in values[::every]], names[::every], strict=True))
+    if linear:
+        shown = _apart(shown, place(values[-1]) + 1.0)
+    panel.set_xticks([at for at, _ in shown], [name for _, name in shown])
     if not place.ordered and sum(map(len, names)) > _TICK_CHARACTERS:
         panel.tick_params("x", rotation=30)
         for tick in panel.get_xticklabels():
@@ -271,6 +277,15 @@ def _lines(
         )  # fmt: skip
 
 
+def _apart(ticks: Sequence[tuple[float, str]], width: float) -> list[tuple[float, str]]:
+    """The ticks, from the last one back, whose names leave room for each other on an axis so wide."""
+    kept: list[tuple[float, str]] = []
+    for at, name in sorted(ticks, reverse=True):
+        if not kept or kept[-1][0] - at >= width * (len(name) + len(kept[-1][1]) + 2) / 2 / _TICK_CHARACTERS:
+            kept.append((at, name))
+    return kept[::-1]
+
+
 def _tick(value: Any) -> str:
     """A value beside the axis; of a long name its two ends, since names of one family differ at either."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
@@ -280,10 +295,10 @@ def _tick(value: Any) -> str:
 class _places:  # noqa: N801  (called like a function)
     """Where a value stands on the axis: in order and one apart, unless they are numbers at other distances than doublings."""
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Any], *, linear: bool = False) -> None:
         self.ordered = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
         positive = self.ordered and all(v > 0 for v in values)
-        self._log = positive and len(values) > 1 and max(values) / min(values) > 4
+        self._log = positive and not linear and len(values) > 1 and max(values) / min(values) > 4
         ranked = sorted(values) if self.ordered else list(values)
         self._least = ranked[0] if ranked else 0
         gaps = [self._raw(b) - self._raw(a) for a, b in itertools.pairwise(ranked)] if self.ordered else []

@@ -140,7 +140,7 @@ def parts(told: Told) -> Iterator[Part]:
         headers=("figure", "value", "basis: source"),
         rows=tuple((name, value, f"{basis}: {source}") for name, value, basis, source in _basis(found)),
         left=3,
-        after=(f"Worst basis of what the roofs rest on: {found.basis}.",),
+        after=(_worst(found),),
     )
     yield from _roofs(found)
     yield _counted(found)
@@ -149,6 +149,12 @@ def parts(told: Told) -> Iterator[Part]:
         yield Part(heading="Missing", lines=found.missing)
     if found.remarks:
         yield Part(heading="Remarks", lines=found.remarks)
+
+
+def _worst(found: Roofline) -> str:
+    words = {"idle_w": "idle power", "limit_w": "the power limit"}
+    worse = [f"of an energy at {words[name]}: {of}" for name, of in found.energy_bases.items() if of != found.basis]
+    return f"Worst basis of what the roofs rest on: {'; '.join([found.basis, *worse])}."
 
 
 def sheet_rows(sheet: Sheet, kinds: Sequence[str] = ()) -> Iterator[tuple[str, str, str, str]]:
@@ -200,7 +206,7 @@ def _roofs(found: Roofline) -> Iterator[Part]:
     for fixed in dict.fromkeys(row.point.fixed for row in found.rows):
         rows = [row for row in found.rows if row.point.fixed == fixed]
         where = f", {fixed}" if fixed else ""
-        columns = {"batch": [str(row.point.batch) for row in rows]}
+        columns = {"batch": [f"{row.point.batch}{_TOO_MANY if row.fits is False else ''}" for row in rows]}
         measured = any(row.point.tokens_per_s or row.point.why_none for row in rows)
         if measured:
             columns["measured tok/s"] = [_shown(row.point.tokens_per_s) for row in rows]
@@ -209,7 +215,7 @@ def _roofs(found: Roofline) -> Iterator[Part]:
             columns[f"{found.peak[0]} roof tok/s"] = [_shown(row.compute_tokens_per_s) for row in rows]
         if measured:
             columns |= {
-                "share of roof": [_share(row) for row in rows],
+                f"share of roof{', at least' if found.least_shares else ''}": [_share(row) for row in rows],
                 "useful GB/s": [_shown(row.useful_gb_s) for row in rows],
                 "useful TFLOP/s": [_shown(row.useful_tflop_s) for row in rows],
             }
@@ -218,20 +224,44 @@ def _roofs(found: Roofline) -> Iterator[Part]:
             if row.point.why_none:
                 why.setdefault(row.point.why_none, []).append(str(row.point.batch))
         yield _columns(
-            f"Roofs{where}", columns, _held(rows), *(f"Batch {', '.join(at)}: {said}" for said, at in why.items())
+            f"Roofs{where}",
+            columns,
+            *_beyond(found, rows),
+            _held(rows),
+            *_least(found, rows),
+            *(f"Batch {', '.join(at)}: {said}" for said, at in why.items()),
         )
         columns, said = {"batch": columns["batch"]}, []
         if found.sheet.idle_w:
-            columns["mJ at idle power"] = [_shown(row.idle_mj) for row in rows]
+            columns[f"mJ at idle power{_based(found, 'idle_w')}"] = [_shown(row.idle_mj) for row in rows]
             said.append(
                 "At idle power: no token can cost less, for that power is drawn throughout and no speed is over the roof."
             )
         if found.sheet.limit_w:
-            columns["mJ at power limit"] = [_shown(row.limit_mj) for row in rows]
+            columns[f"mJ at power limit{_based(found, 'limit_w')}"] = [_shown(row.limit_mj) for row in rows]
             said.append("At the power limit: with all of it drawn; less power at that speed costs less.")
         if said:
             said.append("Each is of those parts of the machine whose power the sheet states.")
-            yield _columns(f"Energy of a token at the roof{where}", columns, *said)
+            yield _columns(f"Energy of a token at the roof{where}", columns, *_beyond(found, rows), *said)
+
+
+_TOO_MANY = "*"
+
+
+def _beyond(found: Roofline, rows: Sequence[Row]) -> Iterator[str]:
+    if any(row.fits is False for row in rows):
+        yield f"{_TOO_MANY} So many slots of {found.context_tokens:,} tokens do not fit into memory beside the weights."
+
+
+def _least(found: Roofline, rows: Sequence[Row]) -> Iterator[str]:
+    if found.least_shares and any(row.share is not None for row in rows):
+        yield f"No {'memory' if found.peak else 'compute'} roof is known, and it may be the lower one: then the share is larger."
+
+
+def _based(found: Roofline, figure: str) -> str:
+    """What the energies at a power rest on, where it is less than a measurement."""
+    basis = found.energy_bases[figure]
+    return "" if basis == "measured" else f" ({basis})"
 
 
 def _columns(heading: str, columns: Mapping[str, Sequence[str]], *after: str) -> Part:
@@ -304,7 +334,8 @@ def _follows(found: Roofline) -> Iterator[str]:
         )
     if found.slots is not None:
         yield (
-            f"At most {found.slots:,} slots of {found.context_tokens:,} tokens fit into memory beside the weights."
+            f"At most {found.slots:,} {'slot' if found.slots == 1 else 'slots'} of {found.context_tokens:,} tokens "
+            f"{'fits' if found.slots == 1 else 'fit'} into memory beside the weights."
             if found.slots
             else f"The weights and one slot of {found.context_tokens:,} tokens do not fit into memory."
         )
@@ -332,7 +363,7 @@ def _table(part: Part, width: int) -> Iterator[str]:
         for name, value, text in part.rows:
             yield from wrapped(printable(f"  {name:<{longest}}  {value:>7}  {text}"), width, " " * 8)
         return
-    headers = [re.sub(r" (?=roof|tok/s|GB/s|TFLOP/s|at|of|parameters|per s)", "\n", name) for name in part.headers]
+    headers = [re.sub(r" (?=roof|tok/s|GB/s|TFLOP/s|at|of|parameters|per s|\()", "\n", name) for name in part.headers]
     rows = [[printable(cell) for cell in row] for row in part.rows]
     if rows:
         text = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True, colalign=_aligned(part))
@@ -418,6 +449,8 @@ def record(told: Told) -> dict[str, Any]:
         "model": dataclasses.asdict(found.load),
         "hardware": dataclasses.asdict(found.sheet),
         "basis": found.basis,
+        "energy_bases": dict(found.energy_bases),
+        "least_shares": found.least_shares,
         "peak": found.peak and found.peak[0],
         "context_tokens": found.context_tokens,
         "rows": [

@@ -104,7 +104,7 @@ def of_length(
     """
     start = _opening(tokenize)
     body = _numbered_sentences(tokenize, max(length, _STRIDE) + 1, len(start))
-    # The text once without its numbers: every word of it, none so often that it would come twice among the first.
+    # Without the numbers of its sentences, whose digits would be few different tokens.
     openers = list(dict.fromkeys(tokenize(" ".join(_SENTENCES))[len(start) :]))
     prefix = [*start, *tokenize(_PREFIX)[len(start) :], *body][:shared] or list(start)
     prompts = []

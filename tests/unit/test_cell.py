@@ -27,6 +27,7 @@ from pytest_joules.cell import (
     serve,
     total,
     unknown,
+    unlike,
     wall,
     worst,
 )
@@ -98,7 +99,7 @@ def test_a_total_is_as_good_as_the_worst_in_it(bases: list[Basis]) -> None:
     assert found.basis == worst(bases) == max(bases, key=BASES.index)
 
 
-@pytest.mark.parametrize("of", [total, lambda of: product(*of), lambda of: ratio(*of)])
+@pytest.mark.parametrize("of", [total, lambda of: product(*of), lambda of: ratio(*of, "x")])
 def test_what_is_not_known_is_not_0(of: Callable[[list[Quantity]], Quantity]) -> None:
     found = of([q(3.0), unknown("the other one")])
     assert not found.known
@@ -108,9 +109,9 @@ def test_what_is_not_known_is_not_0(of: Callable[[list[Quantity]], Quantity]) ->
 
 
 def test_nothing_is_divided_by_what_may_be_0() -> None:
-    found = ratio(q(3.0), q(0.0, 2.0))
+    found = ratio(q(3.0), q(0.0, 2.0), "tokens per s")
     assert not found.known
-    assert found.needs
+    assert found.needs == ("tokens per s: a figure that cannot be 0",)
 
 
 ENDS = st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4)).map(sorted)
@@ -297,8 +298,135 @@ def test_an_overhead_that_the_file_does_not_name_is_not_0(written) -> None:
     sheet = compose(written(text))
     assert not sheet.totals.power_w.known
     assert [need.split(":")[0] for need in sheet.totals.power_w.needs] == ["host", "supplies", "fans", "idle"]
-    named = "overheads: [{name: Host, idle, inside: d}, {name: fan tray, inside: d}, {name: power supply, inside: d}]\n"
-    assert compose(written(text + named.replace("Host, idle", "Host and idle"))).totals.power_w.known
+    named = "overheads: [{name: Host, inside: d}, {name: the rest, covers: [fans, idle], inside: d}, {name: supplies, inside: d}]\n"
+    assert compose(written(text + named)).totals.power_w.known
+
+
+@pytest.mark.parametrize(
+    "overhead",
+    [
+        "name: ghost fanatics supplieser idler",
+        "name: 'enclosure without host, fans, supplies or idle'",
+        "name: 'host, supplies, fans and idle', covers: []",
+        "name: everything, covers: [host, supplies, fans, idle], per: row",
+    ],
+)
+def test_a_name_that_only_mentions_an_overhead_covers_none(written, overhead: str) -> None:
+    text = f"{OVER}  - {{{overhead}, power_w: {{value: 1, basis: measured, source: s}}}}\n"
+    totals = compose(written(text)).totals
+    assert not totals.power_w.known
+    assert "host: power, or share of the wall; no overhead is named host or covers it" in totals.power_w.needs
+    assert len(totals.power_w.needs) == 4
+
+
+WALL = "name: c\nmodules:\n  - {name: d, does: decode, scope: wall, power_w: {value: 10, basis: measured, source: s}}\n"
+
+
+def test_modules_at_the_wall_have_their_overheads_in_them(written, refused) -> None:
+    assert compose(written(WALL)).totals.power_w.ends == (10.0, 10.0)
+    host = "overheads:\n  - {name: host, power_w: {value: 5, basis: measured, source: s}}\n"
+    assert "c.yaml:5: overheads.1: the modules' power is that at the wall and has host in it" in refused(WALL + host)
+    switch = host.replace("name: host", "name: switch")
+    assert compose(written(WALL + switch)).totals.power_w.ends == (15.0, 15.0)
+
+
+def test_modules_at_the_wall_and_under_it_make_no_wall_together(written) -> None:
+    mixed = WALL + "  - {name: e, does: decode, power_w: {value: 10, basis: measured, source: s}}\n"
+    whole = "overheads: [{name: all, covers: [host, supplies, fans, idle], power_w: {value: 5, basis: measured, source: s}}]\n"
+    totals = compose(written(mixed + whole)).totals
+    assert totals.modules_w.ends == (20.0, 20.0)
+    assert not totals.power_w.known
+    assert "e: power at the wall" in totals.power_w.needs[0]
+
+
+def test_a_void_condition_between_two_others_is_bridged_as_a_placeholder_only(tmp_path, make_run, make_window) -> None:
+    frozen = Gate(name="meter frozen", outcome="void", value="yes", limit="no")
+    made = make_run(make_window(1), make_window(4, outcome="void", gates=(frozen,)), make_window(8))
+    made = replace(made, suite={**made.suite, "server": {"parallel": 1}})
+    store.Store(tmp_path / "results").write(made, ())
+    path = tmp_path / "c.yaml"
+    path.write_text(f"name: c\nmodules: [{{name: d, does: decode, run: {made.run_id}, condition: {{parallel: 8}}}}]\n")
+    found = cellfile.load(path, store.Store(tmp_path / "results"))[0]
+    assert any("parallel=4 is void: pass 1: meter frozen" in remark for remark in compose(found).remarks)
+    served = serve(found, replace(LOAD, requests_per_s=0.1), Policy())
+    assert served.times.basis == served.of_capacity.basis == "placeholder"
+    assert "parallel=4 is void" in served.times.needs[0]
+    assert not compose(found).totals.modules_most_w.known
+
+
+def test_what_no_window_can_have_is_in_no_sheet(tmp_path, make_run, make_window) -> None:
+    made = make_run(make_window(1), replace(make_window(8), energy_j=-5.0))
+    made = replace(made, suite={**made.suite, "server": {"parallel": 1}})
+    store.Store(tmp_path / "results").write(made, ())
+    path = tmp_path / "c.yaml"
+    path.write_text(f"name: c\nmodules: [{{name: d, does: decode, run: {made.run_id}, condition: {{parallel: 8}}}}]\n")
+    assert not compose(cellfile.load(path, store.Store(tmp_path / "results"))[0]).totals.modules_w.known
+
+
+def test_a_sheet_says_how_noisy_its_runs_are_and_what_they_ran() -> None:
+    sheet = compose(kept("quickstart"))
+    assert "virtual machine: energy per token differs by up to 14.9% between passes" in sheet.remarks
+    assert "virtual machine: flagged: pass spread" in sheet.remarks
+    assert "smollm2-135m-instruct q4_1" in sheet.sources[0]
+    assert any("deviation: format: q4_k_m" in remark for remark in compose(kept("six-decode-one-prefill")).remarks)
+
+
+def test_energy_per_token_of_a_module_is_that_of_the_table(written) -> None:
+    sheet = compose(written(BASE.replace("parallel: 4", "parallel: 8")))
+    [row] = [row for row in sheet.parts[0].rows if row.key == "energy_per_token_mj"]
+    module = sheet.cell.decode[0]
+    assert row.value is not None
+    assert round(row.value.ends[0], 1) == 27.3
+    assert round(1000 * module.power_w.ends[0] / module.tokens_per_s.ends[0], 1) == 27.2
+
+
+def test_supplies_are_sized_by_the_most_and_not_by_full_load() -> None:
+    hungry = replace(
+        decode().curve, power_w={1: q(30.0), 2: q(50.0), 8: q(40.0)}, tokens_per_s={1: q(60.0), 2: q(90.0), 8: q(200.0)}
+    )
+    beside = (Overhead(name="host", per="cell", power_w=q(50.0)), Overhead(name="supplies", per="cell", share=q(0.2)))
+    sheet = compose(cell(modules=(decode(curve=hungry),), overheads=beside, cells=2))
+    assert sheet.totals.modules_most_w.ends == (300.0, 300.0)
+    assert sheet.totals.most_w.ends == pytest.approx((350.0 / 0.8,) * 2)
+    assert sheet.row is not None
+    assert sheet.row.most_w.ends == pytest.approx((700.0 / 0.8,) * 2)
+    assert [row.key for row in sheet.parts[1].rows if row.quantity == "  the most, at fewer requests"] == [
+        "modules_most_w",
+        "most_w",
+    ]
+    assert not any(row.key == "most_w" for part in compose(cell()).parts for row in part.rows)
+
+
+def test_stated_figures_that_contradict_each_other_are_told_of() -> None:
+    graded = decode(energy_per_correct_j=q(80.0))
+    [said] = compose(cell(modules=(graded,), answer_tokens=q(120.0), correct_share=q(0.75))).remarks
+    assert said.startswith("decode: its power and speed make 32 J per correct answer")
+    assert not compose(
+        cell(modules=(decode(energy_per_correct_j=q(32.5)),), answer_tokens=q(120.0), correct_share=q(0.75))
+    ).remarks
+    assert (
+        "power_w is not what its curve has at 8 at once" in compose(cell(modules=(decode(power_w=q(60.0)),))).remarks[0]
+    )
+    apart = decode(curve=None, tokens_per_s_per_request=q(60.0))
+    assert "tokens_per_s is not tokens_per_s_per_request times 8" in compose(cell(modules=(apart,))).remarks[0]
+
+
+def test_the_load_says_how_long_an_answer_is_where_nothing_else_does(written) -> None:
+    assert "tokens of an answer" in compose(written(BASE)).needs
+    assert "tokens of an answer" not in compose(written(BASE + "load: {answer_tokens: 64}\n")).needs
+
+
+@pytest.mark.parametrize(
+    ("answers", "prompts", "told"), [(64.0, 0.0, 0), (70.0, 0.0, 0), (400.0, 0.0, 1), (400.0, 900.0, 1)]
+)
+def test_requests_unlike_the_measured_ones_are_told_of(answers: float, prompts: float, told: int) -> None:
+    said = list(unlike(kept("quickstart"), answers, prompts))
+    assert len(said) == told
+    assert all("measured with answers of 64 tokens, simulated with 400" in one for one in said)
+    beside = replace(
+        kept("quickstart"), modules=(*kept("quickstart").modules, Modules(name="p", does="prefill", count=1))
+    )
+    assert any("prompts of 25 tokens, simulated with 900" in one for one in unlike(beside, 64.0, 900.0))
 
 
 def test_a_stated_curve_stands_in_for_a_run(written) -> None:
@@ -412,11 +540,15 @@ def test_energy_at_the_wall_is_that_of_the_modules_and_the_overheads() -> None:
     assert served.wall_per_answer_j.ends == pytest.approx((per_answer,) * 2)
 
 
-def test_a_load_that_cannot_be_served_has_no_mean_power() -> None:
+def test_a_load_that_cannot_be_served_has_the_power_of_full_modules() -> None:
     served = serve(cell(), replace(LOAD, requests_per_s=13.0), Policy())
     assert served.slow.growing
     assert served.of_capacity.ends == pytest.approx((13.0 / 12.0,) * 2)
-    assert not served.modules_w.known
+    # But the modules are full, and draw no more than when they are.
+    assert served.modules_w.ends == (240.0, 240.0)
+    assert served.modules_per_answer_j.ends == pytest.approx((240.0 / 12.0,) * 2)
+    batched = serve(cell(), replace(LOAD, requests_per_s=13.0), Policy(batching="static"))
+    assert not batched.modules_w.known
 
 
 def test_the_slow_end_is_slower_and_takes_more() -> None:

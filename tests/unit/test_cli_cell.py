@@ -1,6 +1,7 @@
 """`joules cell` on the cells of this repository."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pytest_joules.cell import BASES
+from pytest_joules.cell import BASES, exactly
 from pytest_joules.cli.cell import app
 from pytest_joules.errors import UsageError
+from pytest_joules.note import cellsheet, plots
 
 REPOSITORY = Path(__file__).parents[2]
 CELLS = REPOSITORY / "cells"
@@ -21,8 +23,14 @@ CELLS = REPOSITORY / "cells"
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setenv("COLUMNS", "80")
 
-    def ask(name: str, *arguments: object, fails: bool = False) -> Result:
-        given = ["cell", str(CELLS / f"{name}.yaml"), *map(str, arguments), "--results", str(REPOSITORY / "results")]
+    def ask(name: str | Path, *arguments: object, fails: bool = False) -> Result:
+        given = [
+            "cell",
+            str(CELLS / f"{name}.yaml" if isinstance(name, str) else name),
+            *map(str, arguments),
+            "--results",
+            str(REPOSITORY / "results"),
+        ]
         done = CliRunner().invoke(app, given)
         assert (done.exit_code != 0) == fails, done.output
         return done
@@ -82,15 +90,83 @@ def test_json_says_what_was_simulated(asked) -> None:
 
 def test_a_load_beyond_the_capacity_is_said_to_grow(asked) -> None:
     text = asked("quickstart", "--load", "120%", "--requests", 1000).stdout
-    assert re.search(r"120%.*grows +grows", text)
+    assert re.search(r"grows +grows +grows", text)
+    assert re.search(r"120% +100% +27\.4 +39-68 +1\.88 +2\.7-4\.7", text)
     assert "no time is that of a steady state" in text
 
 
+def test_what_rests_on_a_placeholder_is_marked_under_load_too(asked) -> None:
+    text = asked("six-decode-one-prefill", "--load", "4", "--requests", 1000).stdout
+    rows = [line.split()[1:] for line in text.splitlines() if re.match(r" +4 ", line)]
+    assert [len(row) for row in rows] == [6, 6]
+    assert all(cell.startswith("?") for row in rows for cell in row)
+    assert (
+        "?"
+        not in asked("quickstart", "--load", "4", "--requests", 1000).stdout.partition("Times")[2].partition("From")[0]
+    )
+
+
+def test_no_prompt_length_is_not_a_prompt_of_0(asked, tmp_path: Path) -> None:
+    given = (CELLS / "six-decode-one-prefill.yaml").read_text().replace(" prompt_tokens: 20,", "")
+    without = tmp_path / "without.yaml"
+    without.write_text(given)
+    assert "how long a prompt is is not known; give --prompts" in str(asked(without, fails=True).exception)
+    asked(without, "--load", "4", "--requests", 1000, "--prompts", "0")
+    trace = tmp_path / "t.csv"
+    trace.write_text("time_s,answer_tokens\n0,5\n1,5\n")
+    done = asked(without, "--trace", trace, fails=True)
+    assert "prompt_tokens is not among them; the cell has prefill modules, which read prompts" in str(done.exception)
+    without.write_text((CELLS / "quickstart.yaml").read_text().replace(" prompt_tokens: 25,", ""))
+    done = asked(without, "--load", "4", "--requests", 1000)
+    assert "prompts of a length that nobody stated" in " ".join(done.stdout.split())
+    assert (
+        json.loads(asked(without, "--load", "4", "--requests", 1000, "--json").stdout)["load"]["prompt_tokens"] is None
+    )
+
+
+def test_a_range_is_never_written_backwards() -> None:
+    known = exactly(1.0, "measured", "s")
+    assert cellsheet._column([(2.0, 0.0), (31.4, 31.2)], 0, [known, known], "%") == ["0-2%", "31%"]
+
+
+def test_a_column_has_equally_many_decimals() -> None:
+    known, guessed = exactly(1.0, "measured", "s"), exactly(1.0, "placeholder", "s")
+    assert cellsheet._column([(9.616, 9.616), (142.3, 142.3)], 3, [known, guessed]) == ["9.62", "?142.30"]
+    assert cellsheet._column([(0.0, 0.12), (2.0, math.inf)], 2, [known, known]) == ["0.00-0.12", "2.00-grows"]
+
+
+def test_a_share_of_a_capacity_says_which(asked) -> None:
+    text = asked("six-decode-one-prefill", "--load", "50%", "--prompts", "400", "--requests", 1000).stdout
+    assert "a load in % is a share of the capacity at the slow end of its range, 0.85 requests per s" in " ".join(
+        text.split()
+    )
+    assert "a load in %" not in asked("quickstart", "--load", "4", "--requests", 1000).stdout
+
+
+def test_a_load_may_be_written_with_an_exponent(asked) -> None:
+    assert "grows" in asked("quickstart", "--load", "1e9", "--requests", 1000).stdout
+
+
+def test_intervals_near_the_capacity_are_said_to_be_too_small(asked) -> None:
+    said = " ".join(asked("quickstart", "--load", "96%", "--load", "2", "--requests", 4000).stdout.split())
+    assert "at 14 requests per s queues last so long that half-widths are too small" in said
+    assert "of a p99 it is not known with so few requests" in said
+    many = " ".join(asked("quickstart", "--load", "4").stdout.split())
+    assert re.search(
+        r"up to [\d.]+% of the mean time of an answer, [\d.]+% of the p50 of that time, [\d.]+% of the p99 of that time",
+        many,
+    )
+
+
 def test_pages_hold_the_sheet_and_its_plots(asked, tmp_path: Path) -> None:
-    asked("quickstart", "-o", tmp_path, "--requests", 1000)
+    asked("quickstart", "-o", tmp_path, "--requests", 1000, "--load", "2")
     markdown = (tmp_path / "cell-quickstart.md").read_text()
     page = (tmp_path / "cell-quickstart.html").read_text()
     assert "| power of the modules" in markdown
+    # The plots have more rates than were asked for, and the tables only those.
+    assert len(re.findall(r"^\|\s+[\d.]+ \|", markdown, re.M)) == 2
+    assert "6 rates more than asked for" in markdown
+    assert "### Times" in markdown
     assert "![s to the whole answer over requests per s: half:" in markdown
     for name in ("latency", "power", "energy"):
         assert (tmp_path / "cell-quickstart" / f"{name}.svg").read_text().startswith("<svg")
@@ -98,6 +174,12 @@ def test_pages_hold_the_sheet_and_its_plots(asked, tmp_path: Path) -> None:
     assert '<span class="word UNMEASURED">placeholder</span>' in page
     assert "<script" not in page
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]+"', "", page.partition("<main>")[2])
+
+
+def test_rates_beside_an_axis_leave_room_for_each_other() -> None:
+    crowded = [(at, f"{at:g}") for at in (1.46, 2, 4.38, 6, 7.3, 10, 10.2, 11.7, 13, 13.1)]
+    kept = plots._apart(crowded, 14.0)
+    assert [name for _, name in kept] == ["2", "4.38", "6", "7.3", "10.2", "13.1"]
 
 
 def test_a_cell_that_cannot_be_simulated_still_has_a_page(asked, tmp_path: Path) -> None:
@@ -138,6 +220,7 @@ def test_a_trace_that_cannot_be_used_is_refused(asked, tmp_path: Path, text: str
     [
         (("--load", "often"), "--load often: expected requests per second, such as 2.5, or a share of the capacity"),
         (("--load", "0"), "--load 0: expected"),
+        (("--load", "1e999"), "--load 1e999: expected"),
         (("--answers", "0"), "--answers 0.0: should be greater than 0"),
         (("--placing", "first"), "--placing first: should be 'spread' or 'fill-first'"),
         (("--requests", "5"), "--requests 5: should be greater than or equal to 1000"),

@@ -95,7 +95,9 @@ def test_runs_without_a_common_condition_are_refused(keep, asked, make_window) -
 
 def test_without_a_suite_what_there_is_is_listed(keep, asked) -> None:
     keep("one", 1)
-    assert "made-up: energy_per_token_mj" in asked().stdout, "a single suite is compared at once"
+    assert "made-up: energy per generated token, prompt included, in mJ per token" in asked().stdout, (
+        "a single suite is compared at once"
+    )
     keep("one", 1, suite="another")
     keep("two", 1)
     assert asked().stdout.splitlines()[1:] == ["  another: one (1 run)", "  made-up: one (1 run), two (1 run)"]
@@ -138,7 +140,7 @@ def test_files_that_cannot_be_read_are_named_and_passed_over(keep, asked) -> Non
 def test_a_run_that_makes_no_table_is_passed_over(keep, asked) -> None:
     keep("one", 1)
     odd = keep("two", 1)
-    odd.write_text(odd.read_text().replace('"end_mono": 110.0', '"end_mono": 100.0'))
+    odd.write_text(odd.read_text().replace('"slots": 1,', '"slots": 0,'))
     done = asked("made-up", "--json")
     assert compared(done) == [("one", "01")]
     assert "makes no table" in done.stderr
@@ -203,6 +205,8 @@ def test_markdown_and_a_page_are_written(keep, asked, tmp_path) -> None:
     assert (out / "compare-made-up.md").read_text() == asked("made-up", "--markdown").stdout
     page = (out / "compare-made-up.html").read_text()
     assert "<svg" in page
+    assert "mJ per token over" in page
+    assert "energy_per_token_mj" not in page
     assert not re.search(r"<(?:script|link|img)", page)
     (tmp_path / "file").write_text("")
     assert "cannot be written" in str(asked("made-up", "-o", tmp_path / "file", fails=True).exception)

@@ -113,7 +113,7 @@ def test_files_that_cannot_be_read_are_named_and_passed_over(keep, asked) -> Non
     torn, newer, odd = keep("one", 2), keep("two", 1), keep("three", 1)
     torn.write_text(torn.read_text()[:-40])
     newer.write_text(newer.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    odd.write_text(odd.read_text().replace('"end_mono": 110.0', '"end_mono": 100.0'))
+    odd.write_text(odd.read_text().replace('"slots": 1,', '"slots": 0,'))
     done = asked("--json")
     assert curves(done) == [("one", "01", "measured")]
     for said in (torn.name, "schema version 99", "makes no table"):
@@ -196,3 +196,26 @@ def test_json_has_the_documented_keys(keep, asked) -> None:
     for place in (record, curve, curve["rows"][0], curve["best"], curve["transferred_from"]):
         for key in place:
             assert f"`{key}`" in page, f"docs/costs.md does not tell of {key}"
+
+
+def test_a_machine_without_a_complete_run_is_named_as_left_out(keep, asked) -> None:
+    keep("one", 1, complete=False)
+    keep("one", 2)
+    keep("two", 1, complete=False)
+    done = asked("--json")
+    assert curves(done) == [("one", "02", "measured")]
+    [left_out] = json.loads(done.stdout)["left_out"]
+    assert left_out == "two, suite made-up, run 20261001T101530Z-3fa9c1: cut short before its last window"
+
+
+def test_a_file_that_is_no_whole_run_is_named(keep, asked) -> None:
+    keep("one", 1).with_name("20261002T101530Z-3fa9c1.json").write_text('{"run_id": "x"}')
+    assert "20261002T101530Z-3fa9c1.json: is no stored run: it has no complete" in asked("--json").stderr
+
+
+def test_an_energy_below_zero_costs_nothing_less(keep, asked) -> None:
+    path = keep("one", 1)
+    path.write_text(re.sub(r'"energy_j": 56[.0-9]+', '"energy_j": -10.0', path.read_text()))
+    text = asked().stdout
+    assert "its energy is -10 J, which no window can have" in " ".join(text.split())
+    assert "-10" not in text.replace("-10 J", "")

@@ -171,7 +171,10 @@ def test_schemas_go_to_stdout_or_into_a_folder(tmp_path: Path) -> None:
         ((), "--format is missing; there are csv, pytest-benchmark, json-schema"),
         (("--format", "cvs"), "--format cvs: there is no such format; did you mean 'csv'?"),
         (("made-down", "--format", "csv"), "there is no run or suite 'made-down' in"),
-        (("made-down", "--all", "--format", "csv"), "there is no run of a suite 'made-down' in"),
+        (
+            ("made-down", "--all", "--format", "csv"),
+            "results has no run of a suite 'made-down'; did you mean 'made-up'?",
+        ),
         (("--format", "csv", "--metric", "power_w"), "--metric has no effect with --format csv"),
         (("suite", "--all", "--format", "json-schema"), "--all has no effect with --format json-schema"),
         (
@@ -192,9 +195,23 @@ def test_what_cannot_be_written_is_said_in_a_line(
     monkeypatch.chdir(tmp_path)
     done = ran(results, *arguments)
     assert isinstance(done.exception, UsageError)
-    assert str(done.exception).startswith(message)
+    assert str(done.exception).removeprefix(f"{results.parent}/").startswith(message)
     assert done.stdout == ""
 
 
 def test_a_run_without_figures_of_its_passes_is_no_benchmark(results: Path) -> None:
     assert isinstance(ran(results, "printed", "--format", "pytest-benchmark").exception, Void)
+
+
+def test_of_all_runs_one_that_cannot_be_read_is_named_and_passed_over(results: Path, tmp_path: Path) -> None:
+    [first] = results.glob(f"*/*/{FIRST}.json")
+    torn, odd = (first.with_name(f"2026102{day}T101530Z-00000{day}.json") for day in (8, 9))
+    torn.write_text(first.read_text()[:-40])
+    odd.write_text(first.read_text().replace('"slots": 1,', '"slots": 0,'))
+    done = ran(results, "--all", "--format", "csv")
+    assert {row["run_id"] for row in rows_of(done.stdout)} == {FIRST, SECOND, PRINTED}
+    assert "passed over: " in done.stderr
+    assert all(path.name in done.stderr for path in (torn, odd))
+    first.unlink()
+    [path.unlink() for path in results.glob("*/*/*Z-00000[67].json")]
+    assert "none of the runs in" in str(ran(results, "--all", "--format", "csv").exception)

@@ -73,6 +73,8 @@ def test_a_published_run_stands_under_the_roof_of_its_machine_within_80_columns(
     assert "transcribed: Spliced research note 24, of the roof measured in its note 5" in " ".join(text.split())
     assert "compute roof and batch floor: the sheet has no peak_tflop_s" in text
     assert "Worst basis of what the roofs rest on: estimated." in text
+    assert "No compute roof is known, and it may be the lower one: then the share is larger." in " ".join(text.split())
+    assert re.search(r" share .*\n.* of .*\n.* roof,.*\n +at least$", text, re.MULTILINE)
 
 
 def test_every_key_of_the_json_is_in_the_help_and_every_figure_as_it_is() -> None:
@@ -101,6 +103,26 @@ def test_roofs_alone_take_a_model_and_a_sheet() -> None:
     text = told("--model", "qwen2.5-7b", "--format", "q4_0", "--hardware", "nvidia-b200", "--peak", "fp8")
     assert "dense TFLOP/s, fp8" in text
     assert "--peak takes fp16, bf16, fp4 too" in " ".join(text.split())
+
+
+def test_what_does_not_fit_and_what_is_a_placeholder_is_marked_in_the_tables(tmp_path) -> None:
+    figures = "memory_gb: {value: 2, basis: measured, source: a}, idle_w: {value: 9, basis: placeholder, source: a}"
+    (tmp_path / "mine.yaml").write_text(
+        f"mine: {{bandwidth_gb_s: {{value: 30, basis: measured, source: a}}, {figures}}}"
+    )
+    text = told(
+        "--model", "qwen2.5-1.5b", "--format", "q4_0", "--sheet", "mine.yaml", "--context", 30000, "--batches", "1,2"
+    )
+    assert re.search(r"^ +1 .*\n +2\* ", text, re.MULTILINE)
+    assert "* So many slots of 30,000 tokens do not fit into memory beside the weights." in " ".join(text.split())
+    assert "At most 1 slot of 30,000 tokens fits" in text
+    assert "(placeholder)" in text
+    assert "roofs rest on: estimated; of an energy at idle power: placeholder." in " ".join(text.split())
+
+
+def test_a_number_type_may_be_in_capitals() -> None:
+    arguments = ("--model", "qwen2.5-7b", "--format", "q4_0", "--hardware", "nvidia-b200")
+    assert record(*arguments, "--peak", "FP8")["peak"] == "fp8"
 
 
 def test_a_measured_run_holds_its_prompt_and_half_its_answer(keep, make_window) -> None:
@@ -186,6 +208,9 @@ def test_of_several_models_one_must_be_chosen(keep, make_window, tmp_path) -> No
         (["--model", "qwen2.5-7b", "--hardware", "nvidia-b200"], "its file is not here; state its format with --format"),
         (["--model", "qwen9", "--format", "q4_0", "--hardware", "nvidia-b200"], "model qwen9 in format q4_0 is not on this machine"),
         (["--model", "qwen2.5-7b", "--format", "q4_0", "--hardware", "nvidia-b200", "--batches", "1,0"], "'0' is no number of slots"),
+        (["--model", "qwen2.5-7b", "--format", "q4_0", "--hardware", "nvidia-b200", "--batches", "99999999999"],
+         "99999999999 slots are more than the 999,999 that are looked at"),
+        (["--model", "qwen2.5-7b", "--format", "q4_0", "--hardware", "nvidia-b200", "--peak", "fb8"], "did you mean 'fp8'?"),
         (["--sheet", "none.yaml"], "none.yaml: cannot be read"),
     ],
 )  # fmt: skip
@@ -211,6 +236,9 @@ def test_the_note_is_written_with_a_plot_and_a_page_that_fetches_nothing(tmp_pat
     markdown = (tmp_path / "out" / names[1]).read_text()
     assert f"({names[0]})" in markdown
     assert "5.16" in page
+    assert re.search(r"memory bandwidth, GB/s<br><span class=\"quiet\">transcribed: .*?</td><td>307</td>", page), (
+        "narrow enough for a phone"
+    )
     assert "5.16" in markdown
 
 

@@ -331,24 +331,42 @@ def verdict(**changes: object) -> Verdict:
 
 def test_the_last_verdict_of_a_prediction_stands(measured) -> None:
     entry = comparison.entry("A", measured(), [verdict(word="refuted"), verdict(robustness="narrow")])
-    [(claim, by_name)] = comparison.matrix([(entry.name, entry.verdicts)]).rows
-    assert (claim, by_name["A"].told) == ("Eight are cheaper.", "held (narrow)")
+    [(claim, by_name)] = comparison.matrix([(entry.name, "measured", entry.verdicts)]).rows
+    assert (claim, by_name["A"][0].told) == ("Eight are cheaper.", "held (narrow)")
 
 
 def test_verdicts_have_their_remarks_below() -> None:
     found = comparison.matrix(
-        [("A", [verdict()]), ("B", [verdict(registration="exploratory", remark="chosen after the data")])]
+        [
+            ("A", "measured", [verdict()]),
+            ("B", "measured", [verdict(registration="exploratory", remark="chosen after the data")]),
+        ]
     )
     shown = list(comparison.matrix_lines(found, 80))
     assert shown[-2:] == ["[1] exploratory", "[2] chosen after the data"]
     assert any("[1, 2]" in line for line in shown)
 
 
+def test_a_verdict_on_figures_that_were_not_measured_says_so() -> None:
+    found = comparison.matrix(
+        [(name, basis, [verdict()]) for name, basis in (("A", "measured"), ("B", "estimated"), ("C", "synthetic"))]
+    )
+    for width in (80, 50):
+        shown = list(comparison.matrix_lines(found, width))
+        assert shown[-2:] == ["[1] the energy of the run is estimated", "[2] the energy of the run is synthetic"]
+    assert "  1 held (clear): A" in shown
+    assert "  1 held (clear) [1]: B" in shown
+
+
 def test_predictions_meet_in_a_row_by_claim_and_test_wherever_their_module_is() -> None:
     rows = comparison.matrix(
         [
-            ("A", [verdict(), verdict(prediction="test_x.py::test_z[8]"), verdict(prediction="test_x.py::test_z[16]")]),
-            ("B", [verdict(prediction="other/test_w.py::test_y"), verdict(claim="Reworded.")]),
+            (
+                "A",
+                "measured",
+                [verdict(), verdict(prediction="test_x.py::test_z[8]"), verdict(prediction="test_x.py::test_z[16]")],
+            ),
+            ("B", "measured", [verdict(prediction="other/test_w.py::test_y"), verdict(claim="Reworded.")]),
         ]
     ).rows
     assert [(claim, list(by_name)) for claim, by_name in rows] == [
@@ -357,7 +375,9 @@ def test_predictions_meet_in_a_row_by_claim_and_test_wherever_their_module_is() 
 
 
 def test_what_was_judged_in_one_column_alone_can_be_left_out() -> None:
-    found = comparison.matrix([("A", [verdict()]), ("B", [verdict(), verdict(claim="Another.")])], least=2)
+    found = comparison.matrix(
+        [("A", "measured", [verdict()]), ("B", "measured", [verdict(), verdict(claim="Another.")])], least=2
+    )
     assert [claim for claim, _ in found.rows] == ["Eight are cheaper."]
 
 

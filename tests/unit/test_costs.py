@@ -353,3 +353,19 @@ def test_lines_fit_80_columns(measured) -> None:
     [long] = costs.curves(measured(machine_slug="a-machine-with-quite-a-long-name-24gb"))
     for line in shown(of("decode-batch"), of("decode-batch-1.5b-long"), long).splitlines():
         assert len(line) <= 80
+
+
+def test_a_name_is_broken_at_hyphens_and_words_stand_to_the_left_in_markdown(measured) -> None:
+    [curve] = costs.curves(measured(machine_slug="a-machine-with-a-name-that-is-longer-than-its-column"))
+    name, rest, model = shown(curve).split("-----\n", 1)[1].split("\n")[:3]
+    assert (name.split()[0], rest.split()[0], model.split()[:2]) == (
+        "a-machine-with-a-name-that-is-", "longer-than-its-column", ["made-up-7b", "q4_0"],
+    )  # fmt: skip
+    assert re.search(r"\|:-+\|:-+\|:-+\|:-+\|-+:\|", shown(curve, width=0))
+
+
+def test_the_largest_batch_with_a_figure_is_not_called_the_largest_measured(measured, make_window) -> None:
+    run = measured(batches=(1, 2, 4))
+    void = [make_window(8, p, outcome="void", failure="it fell") for p in range(4)]
+    [curve] = costs.curves(replace(run, windows=(*run.windows, *void), conditions=(*run.conditions, {"parallel": 8})))
+    assert "the largest batch with a figure, so a larger one may be cheaper still" in " ".join(shown(curve).split())

@@ -65,6 +65,10 @@ def test_peaks_of_the_data_sheets_are_dense() -> None:
         ("mine: {peak_tflop_s: {value: 5, basis: measured, source: a}}", "'value' is no number type"),
         ("mine: {peak_tflop_s: 5}", "peak_tflop_s holds a figure for each number type"),
         ("mine: {peak_tflop_s: {f16: {value: 5, basis: measured, source: a}}}", "did you mean 'fp16'?"),
+        (
+            "mine: {idle_w: {value: 31, basis: measured, source: a}, limit_w: {value: 20, basis: measured, source: a}}",
+            r"sheets.yaml:1: mine: idle_w \(31 W\) is above limit_w \(20 W\); one of the two is wrong",
+        ),
         ("mine: {absent: {idle: why}}", "absent: there is no figure 'idle'"),
         (GOOD + "  absent: {bandwidth_gb_s: why}", "said to be absent, and stands at .*sheets.yaml:2"),
         ("mine: {absent: [idle_w]}", "mine.absent: should be an object"),

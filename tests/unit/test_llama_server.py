@@ -456,6 +456,18 @@ def test_a_build_that_lacks_flags_deviates(scripted) -> None:
         assert "this llama-server has no --no-cache-prompt, which could not be pinned" in server.deviations
 
 
+def test_synthetic_acceptance_is_passed_on_or_refused_and_never_left_out(scripted) -> None:
+    asked = replace(setting(draft="d"), draft=Draft(draft_model="d", draft_synthetic_tokens=2.5))
+    able = HELP + "--spec-synth-len L     target mean synthetic acceptance length\n"
+    with scripted(help=able).serve(asked, DRAFT) as server:
+        assert "--spec-synth-len 2.5" in " ".join(server.facts["arguments"])
+    with scripted(help=able).serve(setting(draft="d"), DRAFT) as server:
+        assert "--spec-synth-len" not in server.facts["arguments"]
+    unable = able.replace("--spec-synth-len", "--spec-other")
+    with pytest.raises(EngineError, match="no --spec-synth-len for draft_synthetic_tokens"), scripted(help=unable).serve(asked, DRAFT):
+        pass
+
+
 def test_a_build_too_old_for_what_is_asked(scripted) -> None:
     old = "--port N\n--model FNAME\n"
     with pytest.raises(EngineError, match="this build has no --parallel"), scripted(help=old).serve():

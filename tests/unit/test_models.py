@@ -186,8 +186,9 @@ def test_a_model_is_found_by_name_and_format(shelf: Path, name: str, form: str |
     ("name", "form", "words"),
     [
         ("qwen2.5-7b-instruct", "q8_0", "model qwen2.5-7b-instruct in format q8_0 is not on this machine"),
-        ("qwen2.5-7b-instuct", "q4_0", "did you mean 'qwen2-5-7b-instruct-q4-0'?"),
-        ("qwen2.5-7b-instuct", "q4_k_m", "did you mean 'qwen2-5-7b-instruct-q4-k-m'?"),
+        ("qwen2.5-7b-instuct", "q4_0", "did you mean 'qwen2.5-7b-instruct' in format q4_0?"),
+        ("qwen2.5-7b-instuct", "q4_k_m", "did you mean 'qwen2.5-7b-instruct' in format q4_k_m?"),
+        ("qwen2.5", None, "did you mean 'qwen2.5-7b-instruct' in format q4_0?"),
         ("qwen2.5", None, "substitute one with --joules-model qwen2.5=PATH"),
         ("none.gguf", None, "model none.gguf: there is no such file"),
     ],

@@ -116,7 +116,7 @@ def test_what_to_do_about_a_model_that_is_not_here(tmp_path: Path) -> None:
     assert "synth" not in str(caught.value)
     with pytest.raises(Unmeasured) as caught:
         find("smollm2-135m-instruct", "q8_0", [tmp_path])
-    assert "did you mean 'smollm2-135m-instruct-q4-1'?" in str(caught.value)
+    assert "did you mean 'smollm2-135m-instruct' in format q4_1?" in str(caught.value)
 
 
 def test_looking_for_models_takes_nothing_heavy() -> None:

@@ -159,3 +159,25 @@ def test_the_list_says_what_each_suite_would_find(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["models", "list"]).stdout
     assert "s: qwen2.5-0.5b-instruct f16 is here" in shown
     assert "s: absent is not here" in shown
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("costs.yaml", "costs.yaml: is no .gguf file; name a .gguf file, or a model as 'joules models list' prints it"),
+        ("/etc", "/etc: is a folder"),
+        ("some/where", "some/where: is not there"),
+    ],
+)
+def test_a_path_of_something_else_is_told_as_what_it_is(tmp_path: Path, named: str, said: str) -> None:
+    (tmp_path / "costs.yaml").write_text("a: 1")
+    done = CliRunner().invoke(app, ["models", "show", named])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception).startswith(said)
+
+
+@pytest.mark.parametrize("named", ["smollm2", "SmolLM2_135M"])
+def test_the_beginning_of_a_name_is_answered_with_the_name_that_the_list_prints(named: str) -> None:
+    done = CliRunner().invoke(app, ["models", "show", named])
+    assert isinstance(done.exception, Unmeasured)
+    assert "did you mean 'smollm2-135m-instruct' in format q4_1?" in str(done.exception)

@@ -169,6 +169,27 @@ def test_energy_of_a_token_at_the_roof() -> None:
     assert (row.idle_mj, row.limit_mj) == (0.5, 5.0)
 
 
+def test_an_energy_rests_on_the_power_of_the_sheet_too() -> None:
+    found = roofs(sheet=replace(SHEET, idle_w=stated(10, "placeholder"), limit_w=stated(50)))
+    assert found.basis == "measured"
+    assert found.energy_bases == {"idle_w": "placeholder", "limit_w": "measured"}
+    assert roofs(sheet=replace(SHEET, bandwidth_gb_s=stated(1, "estimated"), limit_w=stated(5))).energy_bases == {
+        "limit_w": "estimated"
+    }
+
+
+def test_slots_that_do_not_fit_are_told_apart() -> None:
+    rows = roofs(point(8), point(9)).rows  # 880 MB beside the weights, 100 tokens of 1 MB a slot
+    assert [row.fits for row in rows] == [True, False]
+    assert roofs(sheet=replace(SHEET, memory_gb=None)).rows[0].fits is None
+    assert any("measured with more slots than fit" in said for said in roofs(point(9, 0, 100)).remarks)
+
+
+def test_a_share_of_the_only_roof_that_is_known_is_told_as_the_least() -> None:
+    assert not roofs().least_shares
+    assert roofs(sheet=replace(SHEET, peak_tflop_s={})).least_shares
+
+
 def test_what_a_sheet_lacks_is_missing_and_never_zero() -> None:
     found = roofs(point(1, 5, 500.0), sheet=Sheet(name="bare", absent={"bandwidth_gb_s": "nobody measured it"}))
     row = found.rows[0]

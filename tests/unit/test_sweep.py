@@ -5,7 +5,7 @@ import pytest
 
 from pytest_joules.errors import UsageError, Void
 from pytest_joules.metrics import METRICS
-from pytest_joules.records import Gate, IdleBaseline
+from pytest_joules.records import Gate, IdleBaseline, PublishedCell
 from pytest_joules.sweep import About, Cell, Column, Row, Sweep, from_run, label
 
 ENERGY = {1: (100.0, 110.0), 2: (60.0, 60.0), 4: (30.0, 32.0), 8: (40.0, 40.0)}
@@ -367,3 +367,42 @@ def test_a_window_at_a_condition_that_was_not_asked_for_is_named(make_run, make_
     run = make_run(make_window(1), make_window(8), conditions=({"parallel": 1},))
     with pytest.raises(UsageError, match=r"a window at parallel=8 is not at one of its conditions"):
         from_run(run)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"energy_j": -5.0}, "pass 2: its energy is -5 J, which no window can have"),
+        ({"energy_j": 0.0}, "pass 2: its energy is 0 J, which no window can have"),
+        ({"tokens": -64}, "pass 2: it counts -64 generated and .* prompt tokens"),
+        ({"prompt_tokens": -1}, "pass 2: it counts .* generated and -1 prompt tokens"),
+        ({"tokens": 0}, "pass 2: no token was generated in it"),
+    ],
+)
+def test_a_window_that_no_measurement_can_give_is_void(make_run, make_window, changed: dict, why: str) -> None:
+    sweep = from_run(make_run(make_window(1, 0), make_window(1, 1, **changed)))
+    for read in (sweep.energy_per_token_mj, sweep.tokens_per_s):
+        with pytest.raises(Void, match=why):
+            read[1]
+
+
+def test_an_energy_that_was_not_measured_is_told_as_that(make_run, make_window) -> None:
+    sweep = from_run(make_run(make_window(1, 0), make_window(1, 1, energy_j=None)))
+    with pytest.raises(Void, match="energy_per_token_mj is undefined: no energy was measured in pass 2"):
+        sweep.energy_per_token_mj[1]
+
+
+def test_an_impossible_window_of_another_length_spoils_the_decode_energy_alone(make_run, make_window) -> None:
+    windows = [make_window(1, p, role=role, answer_tokens=length, energy_j=energy_j)
+               for p in (0, 1) for role, length, energy_j in (("measured", 128, 20.0), ("length", 32, -1.0))]  # fmt: skip
+    [cell] = from_run(make_run(*windows)).cells
+    assert cell.mean("energy_per_token_mj") > 0
+    with pytest.raises(Void, match="answers of 32 tokens: its energy is -1 J"):
+        cell.mean("decode_energy_per_token_mj")
+
+
+def test_a_printed_figure_below_zero_is_void(make_run) -> None:
+    cell = PublishedCell(condition={"parallel": 1}, figures={"energy_per_token_mj": -5.0}, roundings={}, spreads={})
+    [found] = from_run(make_run(published=(cell,), conditions=({"parallel": 1},))).cells
+    with pytest.raises(Void, match="energy_per_token_mj is printed as -5"):
+        found.mean("energy_per_token_mj")
