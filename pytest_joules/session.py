@@ -305,6 +305,8 @@ class Session:
             prediction = collected.prediction
             try:
                 suite = self.suite_of(collected)
+                if self.options.replay and not self._is_replayed(suite, self.options.replay):
+                    continue
                 other = self.suite_of(collected, prediction.against) if prediction.against else None
                 if not self.options.replay:
                     questions.sets(suite)
@@ -676,9 +678,7 @@ class Session:
         Raises:
             Unmeasured: there is none.
         """
-        if self._replayable is None:
-            self._replayable = self._replayed_runs(wanted)
-        runs = [stored for stored in self._replayable if stored.run.suite_name == suite.name]
+        runs = self._to_replay(suite, wanted)
         if not runs:
             raise Unmeasured(f"no stored run of suite {suite.name} to replay in {self.store.folder.name} ({wanted})")
         judged = []
@@ -692,6 +692,18 @@ class Session:
         judged.sort(key=lambda pair: (pair[0].run.machine_slug == self.machine_slug, pair[0].run.run_id))
         *others, (stored, verdicts) = judged
         return Measured(stored, None, verdicts, tuple(others))
+
+    def _is_replayed(self, suite: Suite, wanted: str) -> bool:
+        # What is wrong with the name of a run is told where it is replayed.
+        with contextlib.suppress(UsageError):
+            return bool(self._to_replay(suite, wanted))
+        return False
+
+    def _to_replay(self, suite: Suite, wanted: str) -> list[store.StoredRun]:
+        """The stored runs of a suite that are meant."""
+        if self._replayable is None:
+            self._replayable = self._replayed_runs(wanted)
+        return [stored for stored in self._replayable if stored.run.suite_name == suite.name]
 
     def _replayed_runs(self, wanted: str) -> list[store.StoredRun]:
         """The stored runs that are meant.

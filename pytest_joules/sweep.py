@@ -397,6 +397,11 @@ class Sweep(_Metrics):
         return len(self._cells)
 
     def __repr__(self) -> str:
+        # Short: pytest asks for it at every failed assertion, and a rule is judged on thousands of tables.
+        about = (self.about.suite, self.about.basis, self.about.scope, self.about.run_id)
+        return f"<sweep {' '.join(part for part in (*about, f'of {len(self)} conditions') if part)}>"
+
+    def __str__(self) -> str:
         shown = ("tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj")
         rows = []
         for cell in self.cells:
@@ -409,12 +414,8 @@ class Sweep(_Metrics):
                 except Unmeasured:
                     figures.append("-")
             rows.append([*(cell.condition[axis] for axis in self.axes), *figures])
-        heading = " ".join(
-            part for part in (self.about.suite, self.about.basis, self.about.scope, self.about.run_id) if part
-        )
-        return f"<sweep {heading}>\n" + tabulate(
-            rows, headers=[*self.axes, *shown], tablefmt="simple", disable_numparse=True
-        )
+        table = tabulate(rows, headers=[*self.axes, *shown], tablefmt="simple", disable_numparse=True)
+        return f"{self!r}\n{table}"
 
 
 def from_run(run: Run) -> Sweep:

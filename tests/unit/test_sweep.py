@@ -259,8 +259,8 @@ def test_what_is_shown_can_be_read(table) -> None:
     assert repr(sweep.energy_per_token_mj) == "energy_per_token_mj{1: 1235, 8: 40.5, 16: void}"
     assert repr(sweep.energy_per_token_mj.spread) == "energy_per_token_mj.spread{1: 0, 8: 0.02469, 16: void}"
     assert repr(sweep[8]) == "<row parallel=8>"
-    first, heads, _, *rows = repr(sweep).splitlines()
-    assert first == "<sweep made-up measured chip 20261025T101530Z-3fa9c1>"
+    first, heads, _, *rows = str(sweep).splitlines()
+    assert first == repr(sweep) == "<sweep made-up measured chip 20261025T101530Z-3fa9c1 of 3 conditions>"
     assert heads.split() == ["parallel", "tokens_per_s", "tokens_per_s_per_request", "power_w", "energy_per_token_mj"]
     assert [row.split() for row in rows] == [
         ["1", "50", "50", "61.73", "1235"],
