@@ -56,7 +56,9 @@ def given(**changes: object) -> Verdict:
 def note_of(
     run: Run, *verdicts: Verdict, samples: list[Sample] | tuple[()] = (), attempts: tuple[str, ...] = ()
 ) -> Document:
-    return document(run, verdicts, plots.figures(run, verdicts, samples), attempts, ["machine/made-up/run.json"])
+    return document(
+        run, verdicts, plots.figures(run, verdicts, samples) if samples else [], attempts, ["machine/made-up/run.json"]
+    )
 
 
 def test_the_answer_is_one_sentence_made_from_the_verdicts_and_the_minimum(run: Run) -> None:
