@@ -10,6 +10,8 @@ import os
 import pkgutil
 import shutil
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -39,6 +41,29 @@ def _root() -> None:
 def print_json(record: Any) -> None:
     """One strict JSON object on stdout: NaN and infinity are refused, not printed."""
     typer.echo(json.dumps(record, allow_nan=False, ensure_ascii=False, indent=2))
+
+
+def write_files(out: Path, texts: Mapping[str, str]) -> None:
+    """Write texts into a folder, by their paths below it, in place of what an earlier call wrote; folders are made.
+
+    Prints the paths but those of plots, which the text beside them names.
+
+    Raises:
+        UsageError: the folder is a file, or something cannot be written.
+    """
+    from pytest_joules import store
+
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"-o {out}: is a file; name a folder")
+    for name, text in texts.items():
+        path = out / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {store.unwritten(path, error)}") from None
+        if path.suffix != ".svg":
+            typer.echo(path)
 
 
 def text_width() -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pytest_joules.cli import app, print_json, text_width
+from pytest_joules.cli import app, print_json, text_width, write_files
 from pytest_joules.errors import UsageError
 
 if TYPE_CHECKING:
@@ -154,7 +154,6 @@ def _rate(text: str, capacity: float) -> float:
 
 def _write(sheet: Sheet, under: UnderLoad | None, name: str, out: Path) -> None:
     """The Markdown with its plots in a folder beside it, and the page. Raises `UsageError` when they cannot be written."""
-    from pytest_joules import store
     from pytest_joules.note import cellsheet
 
     name = f"cell-{name}"
@@ -164,12 +163,4 @@ def _write(sheet: Sheet, under: UnderLoad | None, name: str, out: Path) -> None:
         f"{name}.md": cellsheet.markdown(sheet, under, drawn, name),
         f"{name}.html": cellsheet.page(sheet, under, drawn),
     }
-    for file, text in texts.items():
-        path = out / file
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"the sheet cannot be written: {store.unwritten(path, error)}") from None
-    typer.echo(out / f"{name}.md")
-    typer.echo(out / f"{name}.html")
+    write_files(out, texts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pytest_joules.cli import app, print_json, text_width
+from pytest_joules.cli import app, print_json, text_width, write_files
 from pytest_joules.errors import UsageError
 from pytest_joules.words import nearest, one_line, printable
 
@@ -237,20 +237,12 @@ def _overlap(entries: Sequence[Entry]) -> None:
 
 def _write(found: Comparison, out: Path) -> None:
     """The Markdown and the page. Raises `UsageError` when they cannot be written."""
-    from pytest_joules import store
     from pytest_joules.note import comparison
 
     suites = {one.run.suite_name for one in found.entries}
     name = f"compare-{re.sub(r'[^A-Za-z0-9._-]', '_', suites.pop()) if len(suites) == 1 else 'runs'}"
     texts = {f"{name}.md": "\n".join(comparison.lines(found, 0)) + "\n", f"{name}.html": comparison.page(found)}
-    for file, text in texts.items():
-        path = out / file
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"the comparison cannot be written: {store.unwritten(path, error)}") from None
-        typer.echo(path)
+    write_files(out, texts)
 
 
 def _record(found: Comparison, suite: str | None, skipped: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import yaml
 
-from pytest_joules.cli import EXIT_FAILED, app, print_json, text_width
+from pytest_joules.cli import EXIT_FAILED, app, print_json, text_width, write_files
 from pytest_joules.errors import UsageError
 from pytest_joules.words import one_line, printable
 
@@ -68,7 +68,7 @@ def costs(
     if check:
         _check(found, out or Path())
     elif out is not None:
-        _write(found, out)
+        write_files(out, _files(found))
     elif as_json:
         print_json({**table.record(found), "skipped": skipped})
     else:
@@ -142,19 +142,6 @@ def _files(found: Table) -> dict[str, str]:
     from pytest_joules import costs as table
 
     return {YAML: table.as_yaml(found), MARKDOWN: "\n".join(table.text(found, 0)).rstrip() + "\n"}
-
-
-def _write(found: Table, out: Path) -> None:
-    from pytest_joules import store
-
-    for name, text in _files(found).items():
-        path = out / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"the table cannot be written: {store.unwritten(path, error)}") from None
-        typer.echo(path)
 
 
 def _check(found: Table, out: Path) -> None:

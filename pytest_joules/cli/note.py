@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pytest_joules.cli import app, print_json
+from pytest_joules.cli import app, print_json, write_files
 from pytest_joules.errors import UsageError
 
 if TYPE_CHECKING:
@@ -117,23 +117,11 @@ def _document(results: Store, stored: StoredRun, verdicts: list[Verdict], *, plo
 
 def _write(note: Document, stored: StoredRun, out: Path) -> None:
     """The Markdown with its plots in a folder beside it, and the page. Raises `UsageError` when they cannot be written."""
-    from pytest_joules import store
     from pytest_joules.note.document import stem
     from pytest_joules.note.markdown import markdown
     from pytest_joules.note.page import html
 
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"-o {out}: is a file; name a folder")
     name = stem(stored.run)
-    page = html(note)
     texts = {f"{name}/{figure.name}.svg": figure.standalone for figure in note.figures}
-    texts |= {f"{name}.md": markdown(note, images=name if note.figures else ""), f"{name}.html": page}
-    for file, text in texts.items():
-        path = out / file
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"the note cannot be written: {store.unwritten(path, error)}") from None
-    typer.echo(out / f"{name}.md")
-    typer.echo(out / f"{name}.html")
+    texts |= {f"{name}.md": markdown(note, images=name if note.figures else ""), f"{name}.html": html(note)}
+    write_files(out, texts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pytest_joules.cli import app, print_json, text_width
+from pytest_joules.cli import app, print_json, text_width, write_files
 from pytest_joules.cli.models import Folders, meant, places
 from pytest_joules.errors import Unmeasured, UsageError
 from pytest_joules.words import nearest, one_line
@@ -286,7 +286,7 @@ def _probe(out: Path | None, as_json: bool) -> None:
     with machine_lock("joules roofline --probe"):
         found = bandwidth.probe()
     if path is not None:
-        _write_text(path, hardware.dumped(_own_sheet(found)))
+        write_files(path.parent, {path.name: hardware.dumped(_own_sheet(found))})
     if as_json:
         print_json(_probed(found) | {"file": str(path) if path else None})
         return
@@ -376,16 +376,6 @@ def _sheet_path(out: Path) -> Path:
     return path
 
 
-def _write_text(path: Path, text: str) -> None:
-    from pytest_joules import store
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"it cannot be written: {store.unwritten(path, error)}") from None
-
-
 def _write(told: Told, run_id: str, out: Path) -> None:
     """The Markdown with its plot beside it, and the page."""
     from pytest_joules.note import roofs
@@ -396,6 +386,4 @@ def _write(told: Told, run_id: str, out: Path) -> None:
     page = roofs.page(told, drawn)
     texts = {f"{name}.svg": drawn.standalone} if drawn else {}
     texts |= {f"{name}.md": roofs.as_markdown(told, f"{name}.svg" if drawn else ""), f"{name}.html": page}
-    for file, text in texts.items():
-        _write_text(out / file, text)
-        typer.echo(out / file)
+    write_files(out, texts)

@@ -209,7 +209,7 @@ def test_markdown_and_a_page_are_written(keep, asked, tmp_path) -> None:
     assert "energy_per_token_mj" not in page
     assert not re.search(r"<(?:script|link|img)", page)
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in str(asked("made-up", "-o", tmp_path / "file", fails=True).exception)
+    assert "is a file; name a folder" in str(asked("made-up", "-o", tmp_path / "file", fails=True).exception)
 
 
 def test_piped_it_is_plain_text_of_eighty_columns(keep, asked, monkeypatch) -> None:

@@ -74,7 +74,7 @@ def test_one_kind_of_output_at_a_time(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "is a file; name a folder" in refused("decode-batch", "--results", RESULTS, "-o", tmp_path / "file")
-    assert "the note cannot be written" in refused("decode-batch", "--results", RESULTS, "-o", tmp_path / "file" / "x")
+    assert "cannot be written" in refused("decode-batch", "--results", RESULTS, "-o", tmp_path / "file" / "x")
 
 
 @pytest.fixture

@@ -225,7 +225,7 @@ def faults(name: str, record: object) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "suites").glob("**/*.yaml")), ids=lambda path: path.stem)
 def test_every_suite_here_fits_its_schema(path: Path) -> None:
-    assert faults("suite", yaml.safe_load(path.read_text(encoding="utf-8"))) == []
+    assert faults("suite", mapping_of(path, "a suite")[0]) == []
 
 
 def test_every_result_here_fits_its_schema() -> None:

@@ -14,11 +14,13 @@ from pytest_joules.engines.llama_server import LlamaServer, LlamaServerEngine
 from pytest_joules.errors import UsageError, Void
 from pytest_joules.models import ModelFile
 from pytest_joules.note import lines
+from pytest_joules.prediction import judge
 from pytest_joules.protocol.window import _asked_of_cache, _role, prompts_of
 from pytest_joules.records import RequestRecord
 from pytest_joules.schedule import Step
 from pytest_joules.suite import Suite, load
 from pytest_joules.sweep import from_run
+from pytest_joules.verdict import Robustness, robustness
 from pytest_joules.workload.prompts import of_length, shared_tokens
 
 VOCABULARY: dict[str, int] = {}
@@ -158,6 +160,9 @@ def test_one_request_that_the_cache_served_otherwise_voids_the_window() -> None:
         "(limit: 512 from the cache, 128 computed); "
     )
     assert gate.outcome == "void"
+    # llama-bench puts prompts into its context outside of the window, and tells of none.
+    untold = [replace(ANSWER, cache_n=0, prompt_n=0)] * 2
+    assert gates.prompt_cache(untold, wanted=False, each=(0, 640)).outcome == "not evaluable"
 
 
 def test_slots_are_named_only_where_what_they_hold_is_counted(asking, tmp_path: Path, monkeypatch) -> None:
@@ -226,8 +231,9 @@ def test_windows_of_prompts_alone_price_a_prompt_token(windows, make_run) -> Non
     with pytest.raises(Void, match=r"state request\.lengths"):
         cell.mean("decode_energy_per_token_mj")
     headings, rows = lines.cells(sweep)
-    assert headings[1:7] == ["tok/s", "prompt tok/s", "W", "mJ per prompt token", "prefill share", "mJ per token"]
-    assert rows[0][5] == "40.0%"
+    assert headings[1:5] == ["prompt tok/s", "mJ per prompt token", "prefill share", "mJ per token"]
+    assert rows[0][3] == "40.0%"
+    assert max(map(len, lines.table(sweep))) <= 80
 
 
 def test_a_void_window_of_prompts_leaves_their_figures_undefined_and_no_others(windows, make_run) -> None:
@@ -265,3 +271,19 @@ def test_what_the_prompt_took_is_no_fault_of_the_line_over_answer_lengths() -> N
     assert gates.lengths_intercept(4.0, 10.0, 0.1).outcome == "flag"
     gate = gates.lengths_intercept(4.0, 10.0, 0.1, prompt_j=4.2)
     assert (gate.outcome, gate.value) == ("pass", "-0.2 J beside the tokens and the prompt, -2%")
+
+
+def test_noise_of_the_windows_of_prompts_makes_a_verdict_on_them_narrow(windows, make_run, predicts) -> None:
+    def a_third_of_a_request(sweep):
+        assert sweep.prefill_share[1] > 0.38
+
+    def apart(prompt_j: float) -> Robustness:
+        """How surely it holds where the prompts of the second pass took that much in place of 17.6 J."""
+        *others, alone, whole = windows()
+        sweep = from_run(make_run(*others, replace(alone, energy_j=prompt_j), whole, passes=2))
+        prediction = predicts(a_third_of_a_request)
+        return robustness(prediction, judge(prediction, sweep), sweep)
+
+    assert apart(17.6).word == "clear"
+    # The energy of whole requests is as steady as before, and each pass alone says the same.
+    assert apart(24.0).word == "narrow"
