@@ -11,7 +11,6 @@ from typing import Any
 import hypothesis.strategies as st
 import jsonschema
 import pytest
-import yaml
 from hypothesis import given, settings
 from pytest_benchmark.stats import Stats
 
@@ -21,6 +20,7 @@ from pytest_joules.errors import UsageError, Void
 from pytest_joules.knobs import knobs
 from pytest_joules.note import exports
 from pytest_joules.records import Gate, PublishedCell, RequestRecord
+from pytest_joules.suite import mapping_of
 
 ROOT = Path(__file__).parents[2]
 
