@@ -47,7 +47,7 @@ def test_a_suite_measures_with_a_draft_beside_without_one(project: Any, draft_fi
             assert sweep.tokens_per_step[0.5] > 1.5
         """,
     )
-    result = project.run("--joules-exploratory", "--joules-models", str(draft_file.parent))
+    result = project.run("--joules-exploratory", f"--joules-models={draft_file.parent}")
     assert result.parseoutcomes().get("passed") == 1, result.outlines
     windows = {w.condition["draft_threshold"]: w for w in project.stored().run.windows if w.role == "measured"}
     gates = {threshold: {gate.name: gate.outcome for gate in w.gates} for threshold, w in windows.items()}
