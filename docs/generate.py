@@ -123,7 +123,9 @@ def axes() -> str:
     """What may vary."""
     whole = ", ".join(f"`{name}`" for name in suite._TOP_AXES)
     protocol = ", ".join(f"`{name}`" for name in suite._PROTOCOL_AXES)
-    together = ", ".join(f"`{name}`, which sets {' and '.join(f'`{k}`' for k in keys)}" for name, keys in suite._TOGETHER.items())
+    together = ", ".join(
+        f"`{name}`, which sets {' and '.join(f'`{k}`' for k in keys)}" for name, keys in suite._TOGETHER.items()
+    )
     settings = ", ".join(f"`{name}`" for name in knobs.knobs())
     return (
         f"Any key of `server`, `request` and `draft`; {together}; {whole} of the suite itself; {protocol} of `protocol`; "

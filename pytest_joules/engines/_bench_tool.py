@@ -176,7 +176,8 @@ class BenchTool(ABC):
             "it has no questions to send, so there is no closed loop; leave out closed_loop": request.closed_loop,
             "it reads no text, so it answers no questions; leave out questions": request.questions is not None,
             "it has no prompt cache; leave out cache_prompt": request.cache_prompt,
-            "its prompts are random and share nothing; leave out shared_prefix_tokens": request.shared_prefix_tokens > 0,
+            "its prompts are random and share nothing; leave out shared_prefix_tokens": request.shared_prefix_tokens
+            > 0,
             "it decodes even an answer of one token; leave out prefill_windows": request.prefill_windows,
             "it has no draft models; leave out draft": setting.draft.draft_model is not None,
             "its first round is its warm-up, so no window is cold; leave out warm: cold": setting.protocol.warm

@@ -27,7 +27,9 @@ from pytest_joules.sweep import label
 from pytest_joules.vitals import macmon
 from pytest_joules.workload import questions
 
-RANDOM_WEIGHTS = "random weights: the speed is that of the shape, the energy is compared with no real weights', answers mean nothing"
+RANDOM_WEIGHTS = (
+    "random weights: the speed is that of the shape, the energy is compared with no real weights', answers mean nothing"
+)
 """What a reader of a run with the basis `synthetic` must know."""
 
 LOAD_STEP_S, LOAD_STEP_REFRESHES = 2.0, 10

@@ -464,7 +464,10 @@ def test_synthetic_acceptance_is_passed_on_or_refused_and_never_left_out(scripte
     with scripted(help=able).serve(setting(draft="d"), DRAFT) as server:
         assert "--spec-synth-len" not in server.facts["arguments"]
     unable = able.replace("--spec-synth-len", "--spec-other")
-    with pytest.raises(EngineError, match="no --spec-synth-len for draft_synthetic_tokens"), scripted(help=unable).serve(asked, DRAFT):
+    with (
+        pytest.raises(EngineError, match="no --spec-synth-len for draft_synthetic_tokens"),
+        scripted(help=unable).serve(asked, DRAFT),
+    ):
         pass
 
 

@@ -16,7 +16,12 @@ STREAMED = replace(ANSWER, first_token_s=0.75, inter_token_median_s=0.125, inter
                    draft_n=100, draft_accepted_n=64, grade=Grade(question="a", correct=True, extracted="42"))  # fmt: skip
 
 
-TOGETHER = {"decode_energy_per_token_mj": None, "prefill_share": None, "energy_per_prompt_token_mj": None, "prompt_tokens_per_s": None}
+TOGETHER = {
+    "decode_energy_per_token_mj": None,
+    "prefill_share": None,
+    "energy_per_prompt_token_mj": None,
+    "prompt_tokens_per_s": None,
+}
 """Figures that no single window has."""
 
 

@@ -48,7 +48,8 @@ def asking(tmp_path: Path) -> Callable[[str], Suite]:
 
 def test_a_misspelt_prompt_is_no_text(asking) -> None:
     with pytest.raises(
-        UsageError, match=r"asks\.yaml:3: request\.prompt: should be 'short' or 'code', not 'shortt'; did you mean 'short'\?"
+        UsageError,
+        match=r"asks\.yaml:3: request\.prompt: should be 'short' or 'code', not 'shortt'; did you mean 'short'\?",
     ):
         asking("prompt: shortt")
     with pytest.raises(UsageError, match=r"prompt: should be 'short' or 'code', not 'Why\?'"):

@@ -424,7 +424,7 @@ def test_what_is_no_run_is_refused(spoil, text: str) -> None:
 def test_a_run_with_a_figure_that_is_none_is_refused(kept: Store, whole: Run) -> None:
     path = kept.write(whole, SAMPLES).path
     path.write_text(path.read_text().replace("200.0", "NaN", 1))
-    with pytest.raises(UsageError, match="is no stored run: it is no JSON .it holds NaN"):
+    with pytest.raises(UsageError, match=r"is no stored run: it is no JSON .it holds NaN"):
         load(path)
 
 
