@@ -17,10 +17,10 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Two workers unless told otherwise (`-n 0`): most of these tests wait, for a sensor, a server or a time-out."""
+    """Three workers unless told otherwise (`-n 0`): most of these tests wait, for a sensor, a server or a time-out."""
     untold = getattr(config.option, "numprocesses", 0) is None and not hasattr(config, "workerinput")
     if untold and not (config.option.usepdb or config.option.collectonly):
-        config.option.numprocesses = min(2, os.cpu_count() or 1)
+        config.option.numprocesses = 3
         config.option.dist = "loadfile"
 
 

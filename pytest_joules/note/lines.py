@@ -15,7 +15,7 @@ from tabulate import tabulate
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS, graded
-from pytest_joules.records import OF_TABLE, Run, Verdict, Window
+from pytest_joules.records import OF_TABLE, Gate, Run, Verdict, Window
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration, printable
@@ -315,19 +315,14 @@ def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
     for cell in sweep.cells:
         if cell.void:
             yield f"{label(cell.condition)} is void: {cell.void}"
-    by_reason: dict[str, list[str]] = {}
-    for window in run.windows:
-        if window.role in OF_TABLE and window.outcome == "flagged":
-            for gate in window.gates:
-                if gate.outcome in ("flag", "not evaluable"):
-                    by_reason.setdefault(_gate_words(gate.name, gate.value, gate.limit), []).append(_where(window))
-    for published in run.published:
-        for gate in published.gates:
-            if gate.outcome in ("flag", "not evaluable"):
-                words = _gate_words(gate.name, gate.value, gate.limit)
-                by_reason.setdefault(words, []).append(label(published.condition))
-    for reason, places in by_reason.items():
-        yield f"{reason}: {', '.join(dict.fromkeys(places))}"
+    found = [
+        (gate, _where(window))
+        for window in run.windows
+        if window.role in OF_TABLE and window.outcome == "flagged"
+        for gate in window.gates
+    ]
+    found += [(gate, label(published.condition)) for published in run.published for gate in published.gates]
+    yield from _flags([(gate, where) for gate, where in found if gate.outcome in ("flag", "not evaluable")])
     unchecked = [gate.name for gate in run.gates if gate.outcome == "not evaluable"]
     if unchecked:
         yield f"could not be checked: {', '.join(unchecked)}"
@@ -338,9 +333,26 @@ def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
     yield from run.notes
 
 
-def _gate_words(name: str, value: object, limit: str) -> str:
-    shown = "could not be checked" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
-    return f"{name} {shown} (limit: {limit})"
+def _flags(found: Sequence[tuple[Gate, str]]) -> Iterator[str]:
+    """What checks on windows flagged, each check once for each value; of many values the first few, and how many more there are."""
+    by_check: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for gate, where in found:
+        shown = (
+            "could not be checked"
+            if gate.value is None
+            else f"{gate.value:.3g}"
+            if isinstance(gate.value, float)
+            else str(gate.value)
+        )
+        by_check.setdefault((gate.name, gate.limit), {}).setdefault(shown, []).append(where)
+    for (name, limit), by_value in by_check.items():
+        for shown, places in list(by_value.items())[:_VALUES_TOLD]:
+            yield f"{name} {shown} (limit: {limit}): {', '.join(dict.fromkeys(places))}"
+        if further := sum(len(places) for places in list(by_value.values())[_VALUES_TOLD:]):
+            yield f"{name}, the same limit, in {further} more windows, with other values"
+
+
+_VALUES_TOLD = 3
 
 
 def _where(window: Window) -> str:

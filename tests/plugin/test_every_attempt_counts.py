@@ -50,7 +50,7 @@ def test_the_first_run_of_a_committed_prediction_is_registered_and_the_next_a_re
     assert words(committed) == {"test_two_at_once": ("held", "registered"), "test_one_alone": ("refuted", "registered")}
     done = committed.run()
     done.stdout.fnmatch_lines(
-        [f"*a replication; of record is held in {first.run.run_id}", "Other attempts at these data", f"- {first.run.run_id} (scripted): 1 held, 1 refuted"]
+        [f"*a replication; of record is held (*) in {first.run.run_id}", "Other attempts at these data", f"- {first.run.run_id} (scripted): 1 held, 1 refuted"]
     )  # fmt: skip
     assert words(committed)["test_two_at_once"] == ("held", "registered")
 

@@ -180,7 +180,9 @@ def test_a_model_that_is_not_here_is_no_error(project) -> None:
     done = project.run("-rs")
     done.assert_outcomes(skipped=3)
     done.stdout.fnmatch_lines(
-        ["UNMEASURED ?3? *unmeasured: model tinny in format q4_0 is not on this machine (*did you mean 'tiny-q4-0'*"]
+        [
+            "UNMEASURED ?3? *unmeasured: model tinny in format q4_0 is not on this machine (*did you mean 'tiny' in format q4_0*"
+        ]
     )
     project.assert_untouched()
 

@@ -227,3 +227,20 @@ def test_looser_limits_than_usual_are_told_and_stricter_ones_are_not() -> None:
         "uncertainty_void_above 10 instead of 0.25", "batch_void_below 0.5 instead of 0.8", "thin_samples 4 instead of 10",
         "min_samples 2 instead of 5", "thin windows are flagged and not void",
     }  # fmt: skip
+
+
+def test_a_check_with_a_value_of_its_own_in_every_window_takes_no_line_for_each(make_run, make_window) -> None:
+    windows = [
+        make_window(
+            n, 0, outcome="flagged", gates=(Gate(name="answer lengths", outcome="flag", value=f"{n} %", limit="10 %"),)
+        )
+        for n in (1, 2, 4, 8, 16)
+    ]
+    run = make_run(*windows)
+    told = [line for line in lines.limits(run, from_run(run)) if line.startswith("answer lengths")]
+    assert told == [
+        "answer lengths 1 % (limit: 10 %): parallel=1 pass 1",
+        "answer lengths 2 % (limit: 10 %): parallel=2 pass 1",
+        "answer lengths 4 % (limit: 10 %): parallel=4 pass 1",
+        "answer lengths, the same limit, in 2 more windows, with other values",
+    ]
