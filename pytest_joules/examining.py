@@ -53,7 +53,7 @@ def examine(
     errors = list(refusals(prediction.function, tuple(prediction.params)))
     if foreign:
         errors.append(
-            f"it imports {', '.join(foreign)}; a prediction imports only math, pytest and files of its repository"
+            f"it imports {', '.join(foreign)}; a prediction imports only math, pytest, pytest_joules and files of its repository"
         )
     if errors:
         return Examined(prediction=prediction, suite=suite, errors=tuple(errors))

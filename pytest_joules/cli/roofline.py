@@ -274,9 +274,6 @@ def _list(one: Sheet | None, known: Mapping[str, Sheet], as_json: bool) -> None:
     typer.echo("next: joules roofline SUITE, or --model NAME --format FORMAT --hardware SHEET")
 
 
-# probe ----------------------------------------------------------------------------------------------------------------
-
-
 def _probe(out: Path | None, as_json: bool) -> None:
     from pytest_joules import bandwidth, hardware
     from pytest_joules.note.lines import wrapped

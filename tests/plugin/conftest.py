@@ -28,7 +28,7 @@ SUITE: Mapping[str, Any] = {
     "vary": {"parallel": [1, 2]},
     "server": {"context_per_slot": 256},
     "request": {"answer_tokens": 8},
-    "protocol": {"rounds": 1, "warmup_tokens": 1, "passes": 2, "order": "reversed", "idle_s": 0, "rate_hz": 50},
+    "protocol": {"rounds": 1, "warmup_tokens": 1, "passes": 2, "order": "reversed", "idle_s": 0, "rate_hz": 20},
     "require": {"basis": "any", "min_samples": 1},
     # Windows this short are all edge; what they are worth is not what is tested here.
     "gates": {"uncertainty_void_above": 10, "other_load_void_above": 10},

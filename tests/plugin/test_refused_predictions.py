@@ -88,7 +88,7 @@ REFUSED = {
         def test_it(sweep):
             assert sweep.power_w[2] < os.cpu_count()
         """,
-        "*::test_it: it imports os; a prediction imports only math, pytest and files of its repository",
+        "*::test_it: it imports os; a prediction imports only math, pytest, pytest_joules and files of its repository",
     ),
     "no table": (
         """

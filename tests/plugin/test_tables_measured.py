@@ -160,7 +160,7 @@ def test_a_power_source_of_the_project_takes_the_place_of_ours(project) -> None:
     done = project.run()
     done.assert_outcomes(passed=1)
     assert [w.energy_j / w.window_s for w in project.stored_run().windows] == [pytest.approx(10, rel=1e-3)] * 4
-    assert "Measured energy of the wall (everything) by ten-watts at 50 Hz" in " ".join(done.stdout.str().split())
+    assert "Measured energy of the wall (everything) by ten-watts at 20 Hz" in " ".join(done.stdout.str().split())
 
 
 def test_energy_of_any_code(project) -> None:

@@ -102,7 +102,7 @@ def test_the_note_has_heading_table_and_the_place_of_the_result(shown) -> None:
     note = text[text.index("= joules: scripted =") :]
     assert "Does the table tell what the script says?" in note
     assert "llama-server build 4321 (abcdef0). tiny q4_0." in " ".join(note.split())
-    assert "Estimated energy of the chip (cpu) by estimate at 50 Hz; 2 passes, order reversed." in " ".join(
+    assert "Estimated energy of the chip (cpu) by estimate at 20 Hz; 2 passes, order reversed." in " ".join(
         note.split()
     )
     table = [line.split() for line in note.splitlines() if re.match(r" +[124] ", line)]
