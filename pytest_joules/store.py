@@ -449,35 +449,40 @@ def head(path: Path) -> dict[str, Any]:
 
 def damaged_verdicts(stored: StoredRun) -> list[str]:
     """Lines of a run's verdicts that cannot be read, in words: a verdict that was given may be missing."""
-    if not stored.verdicts_path.exists():
-        return []
-    found = []
-    for number, line in enumerate(stored.verdicts_path.read_text(encoding="utf-8").split("\n"), 1):
-        try:
-            json.loads(line or "{}")
-        except ValueError:
-            found.append(
-                f"{stored.verdicts_path.name}:{number} is damaged: a verdict that was given may be missing here"
-            )
-    return found
+    return [
+        f"{stored.verdicts_path.name}:{number} is damaged: a verdict that was given may be missing here"
+        for number, line in _verdict_lines(stored)
+        if line and not _is_json(line)
+    ]
 
 
 def load_verdicts(stored: StoredRun) -> list[Verdict]:
     """Every verdict given on a run, oldest first; `damaged_verdicts` tells of lines that are passed over."""
-    if not stored.verdicts_path.exists():
-        return []
     found = []
-    # Not splitlines(): characters that end a line there stand unescaped in JSON.
-    for number, line in enumerate(stored.verdicts_path.read_text(encoding="utf-8").split("\n"), 1):
-        try:
-            json.loads(line)
-        except ValueError:
+    for number, line in _verdict_lines(stored):
+        if not _is_json(line):
             continue  # empty, or cut off by a crash before the verdict was given
         try:
             found.append(_VERDICT.validate_json(line))
         except ValidationError as error:
             raise UsageError(f"{stored.verdicts_path}:{number}: is no verdict: {_first(error)}") from None
     return found
+
+
+def _verdict_lines(stored: StoredRun) -> list[tuple[int, str]]:
+    """The lines of a run's verdicts with their numbers; none while nothing was judged."""
+    if not stored.verdicts_path.exists():
+        return []
+    # Not splitlines(): characters that end a line there stand unescaped in JSON.
+    return list(enumerate(stored.verdicts_path.read_text(encoding="utf-8").split("\n"), 1))
+
+
+def _is_json(line: str) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 def load_samples(stored: StoredRun) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import contextvars
@@ -49,7 +50,7 @@ class Watched(Protocol):
         ...
 
 
-class Client:
+class Client(abc.ABC):
     """Requests to one server, from a thread with an event loop of its own, so that callers need none."""
 
     def __init__(self, name: str, base: str, key: str, process: Watched, timeout_s: float, other_step: str) -> None:
@@ -90,15 +91,15 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
+    @abc.abstractmethod
     async def _complete(
         self, payload: bytes, stream: bool, start: float, slot: int, round_index: int
     ) -> tuple[RequestRecord, str]:
         """One answer: its counts, with times since `start`, and its text."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def body(self, status: int, text: str) -> dict[str, Any]:
         """The JSON object of an answer; raises `EngineError` when it is an error, or none."""
-        raise NotImplementedError
 
     def end(self) -> str:
         """How the server's process ended, and what to do about it."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_joules.errors import Unmeasured, UsageError, Void
+from pytest_joules.errors import UsageError, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.note import lines
 from pytest_joules.records import Condition, Gate, Run
@@ -65,7 +65,7 @@ def conditions(run: Run, axes: Sequence[str]) -> Iterator[Record]:
             **_meter(run),
             "outcome": "void" if cell.void else "flagged" if reasons else "measured",
             **{name: _finite(figures[name], name, run, cell.condition) for name in METRICS},
-            "energy_per_token_spread": _spread(cell),
+            "energy_per_token_spread": figures["energy_per_token_spread"],
             "reasons": cell.void or " | ".join(reasons),
             **_against(run),
         }
@@ -336,13 +336,6 @@ def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
     for name, why in reasons.items():
         together.setdefault(why, []).append(name)
     return together
-
-
-def _spread(cell: Cell) -> float | None:
-    try:
-        return cell.spread("energy_per_token_mj")
-    except (Unmeasured, Void):
-        return None
 
 
 def _finite(value: object, name: str, run: Run, condition: Condition) -> Any:

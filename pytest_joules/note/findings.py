@@ -258,17 +258,13 @@ def ratios_between(
     edges and calibration alone give.
     """
     logs = verdict.perturbations(sweep, np.random.default_rng(0))[metric]
-    places = {tuple(sorted((k, repr(v)) for k, v in c.items())): i for i, c in enumerate(sweep.conditions)}
     for condition in sweep.conditions:
-        if condition[axis] != reference:
+        wanted = {**condition, axis: other}
+        if condition[axis] != reference or wanted not in sweep.conditions:
             continue
-        pair = [
-            places.get(tuple(sorted((k, repr(v)) for k, v in {**condition, axis: value}.items())))
-            for value in (reference, other)
-        ]
-        if None in pair or not all(_has(sweep.cells[i], metric) for i in pair if i is not None):
+        a, b = sweep.conditions.index(condition), sweep.conditions.index(wanted)
+        if not all(_has(sweep.cells[i], metric) for i in (a, b)):
             continue
-        a, b = (i for i in pair if i is not None)
         middle = sweep.cells[b].mean(metric) / sweep.cells[a].mean(metric)
         low, high = np.exp(np.quantile(logs[:, b] - logs[:, a], (0.025, 0.975)))
         yield (
