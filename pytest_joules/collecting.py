@@ -166,7 +166,7 @@ def options(config: pytest.Config) -> Options:
         machine_slug=chosen("machine"),
         model_folders=tuple(place("models", folder) for folder in chosen("models") or ()),
         substitutes=substitutes,
-        server=chosen("server"),
+        servers=tuple(chosen("server") or ()),
         meter=chosen("meter") or "auto",
         exploratory=config.getoption("joules_exploratory") or config.getini("joules_exploratory"),
         resume=config.getoption("joules_resume"),

@@ -29,9 +29,10 @@ OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "server",
         {
-            "metavar": "PATH|URL",
+            "metavar": "[ENGINE=]PATH|URL",
+            "action": "append",
             "help": "llama-server program (default: on PATH, else the one installed with llama-cpp-python); for engine: openai the "
-            "address of a server that runs on this machine",
+            "address of a server that runs on this machine; may be repeated, with ENGINE= for one engine of several alone",
         },
     ),
     (

@@ -61,7 +61,7 @@ class Options:
         machine_slug: name of this machine's results; `None` takes the chip and memory.
         model_folders: where models are looked up before the usual places.
         substitutes: model file to use for a name instead.
-        server: program for --joules-server.
+        servers: programs and addresses of --joules-server, each for every engine or behind the name of one and `=`.
         meter: `auto`, or a source with an optional argument.
         exploratory: measure predictions that are not registered.
         resume: go on with runs that were cut short.
@@ -74,7 +74,7 @@ class Options:
     machine_slug: str | None = None
     model_folders: tuple[Path, ...] = ()
     substitutes: dict[str, Path] = field(default_factory=dict)
-    server: str | None = None
+    servers: tuple[str, ...] = ()
     meter: str = "auto"
     exploratory: bool = False
     resume: bool = False
@@ -395,7 +395,7 @@ class Session:
     def engine(self, name: str) -> Engine:
         """An engine by name."""
         if name not in self._engines:
-            self._engines[name] = engines.find(name, self.options.server)
+            self._engines[name] = engines.find(name, engines.where(name, self.options.servers))
         return self._engines[name]
 
     def table(self, name: str, hardware: Callable[[], Hardware]) -> Sweep:

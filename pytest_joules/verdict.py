@@ -24,6 +24,7 @@ from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL
 from pytest_joules.prediction import Judgement, Prediction, judge
 from pytest_joules.records import OF_TABLE, Band, Condition, Run
 from pytest_joules.sweep import Cell, Sweep, label
+from pytest_joules.words import listed
 
 TABLES = 2000
 AGREE_FOR_CLEAR = 0.95
@@ -314,10 +315,13 @@ def _dissent(prediction: Prediction, verdict: Judgement, sweep: Sweep, against: 
     """What passes say that alone give another verdict; of a claim about spreads one pass says nothing."""
     if verdict.reads.spread:
         return
+    passes: dict[str, list[str]] = {}
     for index in range(passes_of(sweep)):
-        single = judge(prediction, sweep.single_pass(index), against)
-        if single.word != verdict.word:
-            yield f"pass {index + 1} alone says {single.word}"
+        word = judge(prediction, sweep.single_pass(index), against).word
+        if word != verdict.word:
+            passes.setdefault(word, []).append(str(index + 1))
+    for word, those in passes.items():
+        yield f"{'pass' if len(those) == 1 else 'each of passes'} {listed(those)} alone says {word}"
 
 
 def _unknown_items(*tables: Sweep | None) -> Iterator[str]:

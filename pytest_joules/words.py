@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
@@ -15,6 +15,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` when a known word is near, else an empty string."""
     close = closest(word, known)
     return "" if close is None else f"; did you mean {close!r}?"
+
+
+def listed(names: Sequence[str]) -> str:
+    """`A`, `A and B`, `A, B and C`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def duration(seconds: float) -> str:

@@ -51,6 +51,7 @@ def doctor(
         "machine": _asked(_machine),
         "power_supply": _asked(_power_supply),
         "engines": _asked(_engines),
+        "knobs": _asked(_knobs),
         "models": _asked(_models),
         "git": _asked(_git),
         "versions": _asked(_versions),
@@ -139,6 +140,24 @@ def _engine(name: str) -> Report:
         # An engine that is no part of llama.cpp is not had by building that.
         step = {"next_step": _SERVER_BY_PIP.format(rpath=rpath)} if "llama" in reason else {}
         return {"usable": False, "reason": reason, **step}
+
+
+def _knobs() -> Report:
+    """By name of the knob, the values that it takes here, or why it takes none."""
+    from pytest_joules import knobs
+
+    return {name: _asked(functools.partial(_knob, name, knob)) for name, knob in knobs.knobs().items()}
+
+
+def _knob(name: str, knob: Any) -> Report:
+    from pytest_joules.errors import Unmeasured
+
+    if not hasattr(knob, "takes"):
+        return {"usable": None}
+    try:
+        return {"usable": True, "takes": knob.takes()}
+    except Unmeasured as error:
+        return {"usable": False, "reason": _said(error).removeprefix(f"knob {name}: ")}
 
 
 def _models() -> Report:

@@ -166,8 +166,13 @@ class ToLength(Protocol):
 class Templated(Protocol):
     """A server that knows how its model was taught to be asked."""
 
+    @property
+    def in_tokens(self) -> bool:
+        """Whether `chat` gives token ids; else characters, of which only the server knows how many tokens they are."""
+        ...
+
     def chat(self, text: str) -> list[int]:
-        """A prompt in which a user says `text` and the model is to answer, by the model's own chat template; as token ids.
+        """A prompt in which a user says `text` and the model is to answer, by the model's own chat template.
 
         Raises `EngineError` when the model has none that can be applied.
         """
@@ -220,6 +225,21 @@ def unseen_model(engine: Engine, name: str, form: str | None) -> ModelFile | Non
 def engines() -> dict[str, Any]:
     """Every known engine by name: the modules of this package, then the installed entry points."""
     return discovery.members(__name__, __path__, ENTRY_POINTS, offers="find")
+
+
+def where(name: str, given: Sequence[str]) -> str | None:
+    """The program or address that an engine is to use: the last one given for it by name, else the last one given for all.
+
+    Args:
+        given: `WHERE` or `ENGINE=WHERE`. What stands before the sign and is no engine belongs to the path.
+    """
+    known = engines()
+    of: dict[str, str] = {}
+    for one in given:
+        engine, sign, rest = one.partition("=")
+        named = bool(sign) and engine in known
+        of[engine if named else ""] = rest if named else one
+    return of.get(name, of.get(""))
 
 
 def find(name: str, where: str | None = None) -> Engine:

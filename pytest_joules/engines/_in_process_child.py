@@ -200,6 +200,7 @@ class Model:
         self._ends = np.array([t for t in range(self._size) if api.llama_vocab_is_eog(self._vocab, t)], dtype=np.intp)
         self._held: list[list[int]] = [[] for _ in range(self._slots)]
         self._samplers: dict[int, Any] = {}
+        self._views: dict[tuple[int, int], Any] = {}
         self._taken: dict[str, Any] = {}
         self._raise_counters()
 
@@ -375,12 +376,21 @@ class Model:
                     self._note(active[slot], token, now)
 
     def _choose(self, wanted: Sequence[tuple[int, int]]) -> list[int]:
-        logits = np.ctypeslib.as_array(self._api.llama_get_logits(self._context), (len(wanted), self._size))
+        logits = self._logits(len(wanted))
         if self._taken["exact"]:
             logits[:, self._ends] = -np.inf
         if not self._samplers:
             return [int(token) for token in logits.argmax(axis=1)]
         return [self._api.llama_sampler_sample(self._samplers[slot], self._context, row) for row, slot in wanted]
+
+    def _logits(self, rows: int) -> Any:
+        """What the last step gave for each wanted token, seen in llama.cpp's own memory."""
+        pointer = self._api.llama_get_logits(self._context)
+        key = ctypes.addressof(pointer.contents), rows
+        # To make such a view takes longer than to look through it, and the memory is nearly always the same.
+        if key not in self._views:
+            self._views[key] = np.ctypeslib.as_array(pointer, (rows, self._size))
+        return self._views[key]
 
     def _note(self, work: _Work, token: int, now: float) -> None:
         if not work.tokens:

@@ -185,6 +185,8 @@ class InProcessEngine:
 class InProcessServer:
     """A loaded model in a child process."""
 
+    in_tokens = True
+
     def __init__(self, setting: Setting, child: _Child, library: Mapping[str, Any], timeout_s: float) -> None:
         self._setting, self._child, self._library, self._timeout_s = setting, child, library, timeout_s
         self._context = 0

@@ -74,7 +74,7 @@ def find(where: str | None = None) -> LlamaServerEngine:
     if where and "://" in where:
         raise UsageError(
             f"llama-server: {where} is a server that runs already, and this engine starts its own: write engine: openai in the suite, or "
-            "give a program with --joules-server"
+            f"--joules-server openai={where} where the suite has both"
         )
     return LlamaServerEngine(locate(where))
 
@@ -307,6 +307,8 @@ class LlamaServerEngine:
 
 class LlamaServer:
     """A running llama-server."""
+
+    in_tokens = True
 
     def __init__(
         self,

@@ -180,8 +180,6 @@ class OpenAIEngine:
         """Why it is not made for a setting; empty when it is."""
         if setting.draft.draft_model:
             return f"{NAME}: what a running server drafts with is its own affair; leave out draft"
-        if setting.request.questions is not None:
-            return f"{NAME}: it asks with plain text, and questions need the model's chat template; take engine: llama-server"
         if setting.request.prompt_tokens is not None:
             return f"{NAME}: it asks with plain text, whose tokens it cannot count; leave out prompt_tokens, or take engine: llama-server"
         if setting.protocol.warm == "cold":
@@ -201,7 +199,8 @@ class OpenAIEngine:
         if unfit := self.cannot(setting):
             raise EngineError(unfit)
         process = listening(self._address.port)
-        api = _Api(self._address, process, request_timeout_s)
+        path = "/completions" if setting.request.questions is None else "/chat/completions"
+        api = _Api(self._address, path, process, request_timeout_s)
         try:
             server = OpenAIServer(setting, api, process, self._numbers)
             server.check()
@@ -212,6 +211,8 @@ class OpenAIEngine:
 
 class OpenAIServer:
     """A server that runs already."""
+
+    in_tokens = False
 
     def __init__(self, setting: Setting, api: _Api, process: psutil.Process | None, numbers: Iterator[int]) -> None:
         self._setting, self._api, self._process, self._numbers = setting, api, process, numbers
@@ -241,7 +242,10 @@ class OpenAIServer:
         said.append(f"the model is what the server calls {shown}; its file could not be checked")
         details = self._trial(said)
         if details is None:
-            said.append("it does not say how many prompt tokens came from its cache")
+            said.append(
+                "it does not say how many prompt tokens came from its cache"
+                + (", and every window asks the same questions" if self._setting.request.questions else "")
+            )
         self.pids = self._family()
         if self.pids is None:
             said.append("its process could not be found, so its CPU time cannot be told from that of other programs")
@@ -299,6 +303,10 @@ class OpenAIServer:
         shown = text if identical else f"Question {_NUMBER}. {text}"
         return [[ord(character) for character in shown] for _ in range(count)]
 
+    def chat(self, text: str) -> list[int]:
+        """What a user says, as code points: the server applies the model's template."""
+        return [ord(character) for character in text]
+
     def run_round(self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int = 0) -> Round:
         """Release all requests at one instant and wait for all the answers."""
         stream = self._setting.request.stream
@@ -330,7 +338,12 @@ class OpenAIServer:
             # What OpenAI's own interface does not know: vLLM's and llama-server's words.
             body |= {"cache_prompt": request.cache_prompt}
             body |= {"ignore_eos": True, "min_tokens": answer_tokens} if exact else {}
-        return [json.dumps({**body, "prompt": self._text(prompt)}).encode() for prompt in prompts]
+        return [json.dumps(body | self._asked(self._text(prompt))).encode() for prompt in prompts]
+
+    def _asked(self, text: str) -> dict[str, Any]:
+        if self._setting.request.questions is None:
+            return {"prompt": text}
+        return {"messages": [{"role": "user", "content": text}]}
 
     def _text(self, prompt: Sequence[int]) -> str:
         text = "".join(map(chr, prompt))
@@ -369,13 +382,14 @@ class _Api(Client):
     """Requests to a server with OpenAI's interface.
 
     Attributes:
+        path: where answers are asked for.
         cached: prompt tokens of the last answer that came from the server's cache; `None` where it does not say.
     """
 
-    def __init__(self, where: Address, process: psutil.Process | None, timeout_s: float) -> None:
+    def __init__(self, where: Address, path: str, process: psutil.Process | None, timeout_s: float) -> None:
         self._key = os.environ.get(KEY_VARIABLE, "")
         super().__init__(NAME, where.url, self._key, _Stranger(process), timeout_s, _OTHER_STEP)
-        self._address = where
+        self._address, self.path = where, path
         self.cached: int | None = None
 
     def models(self) -> list[str] | None:
@@ -413,11 +427,11 @@ class _Api(Client):
     ) -> tuple[RequestRecord, str]:
         sent = time.monotonic()
         if stream:
-            streamed = self._read(await self._events("/completions", payload))
+            streamed = self._read(await self._events(self.path, payload))
             received = time.monotonic()
             answer = self._answer(streamed.final, slot, round_index, sent - start, received - start)
             return timed(answer, streamed, start), streamed.text
-        status, text = await self._ask("POST", "/completions", payload, self._timeout_s)
+        status, text = await self._ask("POST", self.path, payload, self._timeout_s)
         received = time.monotonic()
         body = self.body(status, text)
         return self._answer(body, slot, round_index, sent - start, received - start), _text_of(body)
@@ -443,7 +457,7 @@ class _Api(Client):
             raise EngineError(f"{NAME}: the server wants a key (status {status}: {said}); put it into {KEY_VARIABLE}")
         if status == 404:
             raise EngineError(
-                f"{NAME}: status 404: {said}; the server has no such model or no {self._address.url}/completions{self._address.better}"
+                f"{NAME}: status 404: {said}; the server has no such model or no {self._address.url}{self.path}{self._address.better}"
             )
         if status in (429, 503):
             raise EngineError(f"{NAME}: the server turned a request away (status {status}: {said}); lower parallel")
@@ -476,7 +490,7 @@ class _Api(Client):
             if not data or data == "[DONE]":
                 continue
             part = self.body(200, data)
-            if text := _text_of(part):
+            if (text := _text_of(part)) or _thought_of(part):
                 texts.append(text)
                 arrivals.append(Arrival(mono, len(texts)))
                 end = mono
@@ -524,8 +538,19 @@ def _choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
 
 
+def _message_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is said in a chat, whole or a piece of it."""
+    found = _choice(body).get("message") or _choice(body).get("delta")
+    return found if isinstance(found, dict) else {}
+
+
 def _text_of(body: Mapping[str, Any]) -> str:
-    return str(_choice(body).get("text") or "")
+    return str(_choice(body).get("text") or _message_of(body).get("content") or "")
+
+
+def _thought_of(body: Mapping[str, Any]) -> str:
+    """What a model says to itself before it answers: tokens, and no part of the answer."""
+    return str(_message_of(body).get("reasoning_content") or _message_of(body).get("reasoning") or "")
 
 
 def _finish_of(body: Mapping[str, Any]) -> str:

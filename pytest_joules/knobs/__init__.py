@@ -4,6 +4,7 @@ A knob is one module of this package (or an entry point in the group `pytest_jou
 
     NAME: str                                         what a suite calls it
     def held(value) -> AbstractContextManager[None]   sets it and puts back what was there before
+    def takes() -> str                                what values this machine takes, in words, for `joules doctor`; may be left out
 
 `held` checks the value and the machine when it is called and changes nothing before the block is entered, so that every condition
 of a suite can be asked about before anything is measured. A knob that makes its changes through the function `held` of this package is

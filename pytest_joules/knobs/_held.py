@@ -239,10 +239,21 @@ def number_within(knob: str, value: object, unit: str, low: float | None, high: 
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise UsageError(f"knob {knob}: expected a number of {unit} or {UNCAPPED}, not {value!r}")
     if (low is not None and value < low) or (high is not None and value > high):
-        least = "" if low is None else f" from {low:g} {unit}"
-        most = "" if high is None else f" up to {high:g} {unit}"
-        raise UsageError(f"knob {knob}: {value:g} {unit} is out of range; this machine allows{least}{most}")
+        raise UsageError(
+            f"knob {knob}: {value:g} {unit} is out of range; this machine allows {_range_in_words(unit, low, high)}"
+        )
     return float(value)
+
+
+def numbers(unit: str, low: float | None, high: float | None) -> str:
+    """The values of a limit that this machine takes, in words."""
+    return f"{_range_in_words(unit, low, high)}, or {UNCAPPED}"
+
+
+def _range_in_words(unit: str, low: float | None, high: float | None) -> str:
+    if low is None:
+        return f"a number of {unit}" if high is None else f"up to {high:g} {unit}"
+    return f"{low:g} {unit} and more" if high is None else f"{low:g} to {high:g} {unit}"
 
 
 def not_capped(knob: str, what: object, reads: float | None, highest: float | None, unit: str) -> None:

@@ -16,6 +16,13 @@ LEVELS = ("auto", "low", "high", "profile_standard", "profile_min_sclk", "profil
 _LOWEST = ("low", "profile_min_sclk")
 
 
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    for card in _amdgpu.cards(NAME):
+        _held.writable(NAME, card.device / _amdgpu.LEVEL)
+    return ", ".join(LEVELS)
+
+
 def held(value: object) -> AbstractContextManager[None]:
     """Hold every AMD card at a level inside the block.
 

@@ -67,6 +67,15 @@ def parse(table: str) -> Clocks | str:
     return Clocks(low=limits["0"], high=limits["1"], lowest=allowed[0], highest=allowed[1])
 
 
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    tables = [card.device / TABLE for card in _amdgpu.cards(NAME)]
+    clocks = [_clocks(table) for table in tables]
+    for table in tables:
+        _held.writable(NAME, table)
+    return _held.numbers("MHz", max(one.lowest for one in clocks), min(one.highest for one in clocks))
+
+
 def held(value: object) -> AbstractContextManager[None]:
     """Cap the shader clock of every AMD card at `value` MHz inside the block.
 

@@ -7,6 +7,7 @@ not every driver has; without it, it cannot be seen whether the machine keeps to
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from pytest_joules.errors import Unmeasured, UsageError
 from pytest_joules.knobs import _cpu, _held
@@ -14,6 +15,13 @@ from pytest_joules.knobs import _cpu, _held
 NAME = "cpu_boost"
 
 _MEANING = {"on": True, "off": False}
+
+
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    path, _ = _switch()
+    _held.writable(NAME, path)
+    return "on or off"
 
 
 def held(value: object) -> AbstractContextManager[None]:
@@ -29,14 +37,19 @@ def held(value: object) -> AbstractContextManager[None]:
     allowed = value if isinstance(value, bool) else _MEANING.get(str(value))
     if allowed is None:
         raise UsageError(f"knob {NAME}: expected on or off, not {value!r}")
-    boost, no_turbo = _cpu.folder() / "cpufreq" / "boost", _cpu.folder() / "intel_pstate" / "no_turbo"
-    if boost.is_file():
-        change = _held.file(NAME, boost, str(int(allowed)))
-    elif no_turbo.is_file():
-        change = _held.file(NAME, no_turbo, str(int(not allowed)))
-    else:
-        raise Unmeasured(f"knob {NAME}: this machine has neither {boost} nor {no_turbo}, so boost cannot be switched")
+    path, is_off_switch = _switch()
+    change = _held.file(NAME, path, str(int(allowed != is_off_switch)))
     nominal = [_cpu.mhz(path) for path in (_cpu.folder() / "cpufreq").glob("policy*/base_frequency")]
     known = [clock for clock in nominal if clock]
     caps = [] if allowed else [_cpu.cap(max(known, default=None))]
     return _held.held(NAME, [change], caps)
+
+
+def _switch() -> tuple[Path, bool]:
+    """The file, and whether it says that boost is off."""
+    boost, no_turbo = _cpu.folder() / "cpufreq" / "boost", _cpu.folder() / "intel_pstate" / "no_turbo"
+    if boost.is_file():
+        return boost, False
+    if no_turbo.is_file():
+        return no_turbo, True
+    raise Unmeasured(f"knob {NAME}: this machine has neither {boost} nor {no_turbo}, so boost cannot be switched")

@@ -9,6 +9,14 @@ from pytest_joules.knobs import _cpu, _held
 NAME = "cpu_max_mhz"
 
 
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    policies = _cpu.policies(NAME)
+    for policy in policies:
+        _held.writable(NAME, policy / "scaling_max_freq")
+    return _held.numbers("MHz", _cpu.lowest_mhz(policies), _cpu.highest_mhz(policies))
+
+
 def held(value: object) -> AbstractContextManager[None]:
     """Cap every CPU at `value` MHz inside the block.
 

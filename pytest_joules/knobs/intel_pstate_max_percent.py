@@ -6,11 +6,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from pytest_joules.errors import Unmeasured
 from pytest_joules.knobs import _cpu, _held
 
 NAME = "intel_pstate_max_percent"
+
+_HIGHEST = 100.0
+
+
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    path = _path()
+    _held.writable(NAME, path)
+    return _held.numbers("%", _lowest(), _HIGHEST)
 
 
 def held(value: object) -> AbstractContextManager[None]:
@@ -21,17 +31,24 @@ def held(value: object) -> AbstractContextManager[None]:
         EngineError: `uncapped` is asked for and a cap is there.
         Unmeasured: this machine does not run intel_pstate, or this user may not write its files.
     """
-    folder = _cpu.folder() / "intel_pstate"
-    path = folder / "max_perf_pct"
+    path = _path()
+    if value == _held.UNCAPPED:
+        _held.not_capped(NAME, path, float(_held.reading(NAME, path)), _HIGHEST, "%")
+        return _held.held(NAME, ())
+    percent = round(_held.number_within(NAME, value, "%", _lowest(), _HIGHEST))
+    highest_mhz = _cpu.highest_mhz(list((_cpu.folder() / "cpufreq").glob("policy*")))
+    cap = _cpu.cap(highest_mhz * percent / 100 if highest_mhz else None)
+    return _held.held(NAME, [_held.file(NAME, path, str(percent))], [cap])
+
+
+def _path() -> Path:
+    path = _cpu.folder() / "intel_pstate" / "max_perf_pct"
     if not path.is_file():
         raise Unmeasured(
             f"knob {NAME}: this machine does not run the driver intel_pstate (there is no {path}); take cpu_max_mhz"
         )
-    if value == _held.UNCAPPED:
-        _held.not_capped(NAME, path, float(_held.reading(NAME, path)), 100.0, "%")
-        return _held.held(NAME, ())
-    lowest = float(_held.reading(NAME, folder / "min_perf_pct"))
-    percent = round(_held.number_within(NAME, value, "%", lowest, 100.0))
-    highest_mhz = _cpu.highest_mhz(list((_cpu.folder() / "cpufreq").glob("policy*")))
-    cap = _cpu.cap(highest_mhz * percent / 100 if highest_mhz else None)
-    return _held.held(NAME, [_held.file(NAME, path, str(percent))], [cap])
+    return path
+
+
+def _lowest() -> float:
+    return float(_held.reading(NAME, _cpu.folder() / "intel_pstate" / "min_perf_pct"))

@@ -16,6 +16,12 @@ NAME = "nvml_gpu_max_mhz"
 WHAT = "the locked clock"
 
 
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    ranges = _nvml.each_gpu(NAME, WHAT, _range)
+    return _held.numbers("MHz", max(low for _, low, _ in ranges), min(high for _, _, high in ranges))
+
+
 def held(value: object) -> AbstractContextManager[None]:
     """Cap the clock of every GPU in use at `value` MHz inside the block.
 

@@ -14,6 +14,12 @@ NAME = "nvml_power_limit_w"
 WHAT = "the power limit"
 
 
+def takes() -> str:
+    """What values this machine takes, in words. Raises `Unmeasured` as `held` does."""
+    limits = _nvml.each_gpu(NAME, WHAT, _limits)
+    return _held.numbers("W", max(one[1] for one in limits), min(one[2] for one in limits))
+
+
 def held(value: object) -> AbstractContextManager[None]:
     """Limit the power of every GPU in use to `value` W inside the block; each gets back the limit that it had.
 

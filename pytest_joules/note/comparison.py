@@ -24,7 +24,7 @@ from pytest_joules.note.lines import axis_name, claim, engine_text, figure, figu
 from pytest_joules.records import Basis, Condition, Run, Verdict
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.verdict import effects, figure_perturbations, pooled_noise
-from pytest_joules.words import one_line, printable
+from pytest_joules.words import listed, one_line, printable
 
 if TYPE_CHECKING:
     from pytest_joules.note import plots
@@ -474,7 +474,7 @@ def who(names: Sequence[str]) -> str:
     """`A`, `A and B`, `A, B, C and 47 more`."""
     if len(names) > _NAMES_SHOWN:
         return f"{', '.join(names[:3])} and {len(names) - 3} more"
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return listed(names)
 
 
 def models_text(run: Run) -> str:

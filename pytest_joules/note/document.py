@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_joules.metrics import graded
@@ -84,7 +84,8 @@ def document(
     sweep = from_run(run)
     found = findings(run)
     headers, rows = lines.cells(sweep)
-    ranked = sorted(verdicts, key=lambda v: not v.primary)
+    brief = [replace(one, why_narrow=lines.briefly(one.why_narrow, run)) for one in verdicts]
+    ranked = sorted(brief, key=lambda v: not v.primary)
     first, *setup = lines.heading(run)
     return Document(
         title=f"{run.suite_name} on {run.machine['chip']}, {_day(run)}",
@@ -98,7 +99,7 @@ def document(
         rows=tuple(tuple(row) for row in rows),
         grades=tuple(lines.grades(run, sweep)),
         figures=tuple(drawn),
-        findings=tuple(found),
+        findings=tuple(replace(one, why=lines.briefly(one.why, run)) for one in found),
         deviations=tuple(run.deviations),
         limits=(*damaged, *_limits(run, sweep)),
         attempts=tuple(attempts),

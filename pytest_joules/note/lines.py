@@ -15,10 +15,10 @@ from tabulate import tabulate
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS, graded
-from pytest_joules.records import OF_TABLE, Gate, Run, Verdict, Window
+from pytest_joules.records import OF_TABLE, Gate, Run, Verdict
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
-from pytest_joules.words import duration, printable
+from pytest_joules.words import duration, listed, printable
 
 _AXIS_NAMES = {
     "parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context", "prompt_tokens": "prompt",
@@ -226,6 +226,13 @@ def rows(sweep: Sweep) -> Iterator[dict[str, object]]:
         yield row
 
 
+def briefly(why: str, run: Run) -> str:
+    """What speaks against a verdict or a finding, with the checks on the run by name: what they say stands once, among the limits."""
+    for gate in run.gates:
+        why = why.replace(str(gate), f"{gate.name} (see Limits)")
+    return why
+
+
 def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
     """One line or two for each prediction: the verdict, how surely, the claim; and why, where it did not hold."""
     if len(found) > 1:
@@ -316,13 +323,13 @@ def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
         if cell.void:
             yield f"{label(cell.condition)} is void: {cell.void}"
     found = [
-        (gate, _where(window))
+        (gate, label(window.condition), window.pass_index + 1)
         for window in run.windows
         if window.role in OF_TABLE and window.outcome == "flagged"
         for gate in window.gates
     ]
-    found += [(gate, label(published.condition)) for published in run.published for gate in published.gates]
-    yield from _flags([(gate, where) for gate, where in found if gate.outcome in ("flag", "not evaluable")])
+    found += [(gate, label(published.condition), 0) for published in run.published for gate in published.gates]
+    yield from _flags([one for one in found if one[0].outcome in ("flag", "not evaluable")])
     unchecked = [gate.name for gate in run.gates if gate.outcome == "not evaluable"]
     if unchecked:
         yield f"could not be checked: {', '.join(unchecked)}"
@@ -333,10 +340,14 @@ def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
     yield from run.notes
 
 
-def _flags(found: Sequence[tuple[Gate, str]]) -> Iterator[str]:
-    """What checks on windows flagged, each check once for each value; of many values the first few, and how many more there are."""
-    by_check: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for gate, where in found:
+def _flags(found: Sequence[tuple[Gate, str, int]]) -> Iterator[str]:
+    """What checks on windows flagged, each check once for each value; of many values the first few, and how many more there are.
+
+    Args:
+        found: with each check the condition and the pass of its window; no pass is 0.
+    """
+    by_check: dict[tuple[str, str], dict[str, list[tuple[str, int]]]] = {}
+    for gate, condition, number in found:
         shown = (
             "could not be checked"
             if gate.value is None
@@ -344,10 +355,10 @@ def _flags(found: Sequence[tuple[Gate, str]]) -> Iterator[str]:
             if isinstance(gate.value, float)
             else str(gate.value)
         )
-        by_check.setdefault((gate.name, gate.limit), {}).setdefault(shown, []).append(where)
+        by_check.setdefault((gate.name, gate.limit), {}).setdefault(shown, []).append((condition, number))
     for (name, limit), by_value in by_check.items():
         for shown, places in list(by_value.items())[:_VALUES_TOLD]:
-            yield f"{name} {shown} (limit: {limit}): {', '.join(dict.fromkeys(places))}"
+            yield f"{name} {shown} (limit: {limit}): {', '.join(_places(places))}"
         if further := sum(len(places) for places in list(by_value.values())[_VALUES_TOLD:]):
             yield f"{name}, the same limit, in {further} more windows, with other values"
 
@@ -355,8 +366,13 @@ def _flags(found: Sequence[tuple[Gate, str]]) -> Iterator[str]:
 _VALUES_TOLD = 3
 
 
-def _where(window: Window) -> str:
-    return f"{label(window.condition)} pass {window.pass_index + 1}"
+def _places(windows: Sequence[tuple[str, int]]) -> Iterator[str]:
+    """Each condition with its passes."""
+    of: dict[str, list[str]] = {}
+    for condition, number in dict.fromkeys(windows):
+        of.setdefault(condition, []).extend([str(number)] if number else [])
+    for condition, passes in of.items():
+        yield f"{condition} {'pass' if len(passes) == 1 else 'passes'} {listed(passes)}" if passes else condition
 
 
 def note(run: Run, found: Sequence[Verdict], width: int = 0, attempts: Sequence[str] = ()) -> list[str]:
@@ -371,7 +387,7 @@ def note(run: Run, found: Sequence[Verdict], width: int = 0, attempts: Sequence[
     lines += ["", *table(sweep), ""]
     if told := [line for text in grades(run, sweep) for line in wrapped(text, width, "  ")]:
         lines += [*told, ""]
-    lines += verdicts(found, width)
+    lines += verdicts([dataclasses.replace(one, why_narrow=briefly(one.why_narrow, run)) for one in found], width)
     if against := [line for text in limits(run, sweep) for line in wrapped(f"- {text}", width, "  ")]:
         lines += ["", "Limits", *against]
     if others := [line for text in attempts for line in wrapped(f"- {text}", width, "  ")]:

@@ -356,6 +356,8 @@ def _as_prompts(asked: Sequence[Question], setting: Setting, server: Server) -> 
             f"engine {setting.engine} cannot put questions into the model's chat template; take engine: llama-server or in-process"
         )
     prompts = [server.chat(question.text) for question in asked]
+    if not server.in_tokens:
+        return prompts
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     needed = len(prompts[longest]) + setting.request.answer_tokens
     if needed > setting.server.context_per_slot:

@@ -22,7 +22,7 @@ Served = Callable[..., contextlib.AbstractContextManager]
 
 @pytest.fixture
 def serve(model_file: Path, tmp_path: Path) -> Served:
-    def build(name: str, parallel: int, where: str | None = None) -> contextlib.AbstractContextManager:
+    def build(name: str, parallel: int, where: str | None = None, **request) -> contextlib.AbstractContextManager:
         try:
             engine = engines.find(name, where)
         except Unmeasured as missing:
@@ -30,7 +30,8 @@ def serve(model_file: Path, tmp_path: Path) -> Served:
         # One thread: several would wait for each other wherever another program is at work.
         server = Server(parallel=parallel, context_per_slot=256, threads=1)
         setting = Setting(
-            engine=name, model="smollm2-135m-instruct", format="q4_1", server=server, request=Request(prompt_text=TEXT, answer_tokens=TOKENS),
+            engine=name, model="smollm2-135m-instruct", format="q4_1", server=server,
+            request=Request(prompt_text=TEXT, answer_tokens=TOKENS, **request),
             draft=Draft(), knobs={},
         )  # fmt: skip
         model = ModelFile(path=model_file, size_bytes=model_file.stat().st_size, sha256="0" * 64)
@@ -104,6 +105,16 @@ def test_a_server_that_runs_already_answers_as_many_tokens_as_asked(serve, monke
             assert all(a.prompt_n > 3 for a in done.answers)
         # It was not ours to stop.
         assert llama_server.LlamaServer.counters(theirs) is not None
+
+
+def test_a_server_that_runs_already_puts_a_question_into_the_same_template(serve, monkeypatch) -> None:
+    with serve("llama-server", 2) as theirs:
+        connection = theirs._connection
+        monkeypatch.setenv("JOULES_API_KEY", connection._headers["Authorization"].removeprefix("Bearer "))
+        with serve("openai", 2, f"{connection._base}/v1", questions="basics") as server:
+            loop = server.run_closed_loop([server.chat(TEXT)] * 2, TOKENS, exact=False)
+        assert {answer.prompt_n + answer.cache_n for answer in loop.answers} == {len(theirs.chat(TEXT))}
+        assert all(loop.texts)
 
 
 def test_engines_are_compared_in_one_run_and_what_one_cannot_do_is_void_alone(project) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from pytest_joules import engines, machine, models
+from pytest_joules import engines, knobs, machine, models
 from pytest_joules.cli import app, doctor
 from pytest_joules.errors import MeterError
 from pytest_joules.meters import Found
@@ -88,7 +88,7 @@ def test_every_source_with_its_rails_or_the_reason_and_the_next_step(bare) -> No
 
 def test_a_machine_with_nothing_gets_every_answer_and_what_to_do(bare) -> None:
     found = report()
-    assert set(found) == {"sources", "machine", "power_supply", "engines", "models", "git", "versions"}
+    assert set(found) == {"sources", "machine", "power_supply", "engines", "knobs", "models", "git", "versions"}
     assert found["machine"]["chip"]
     assert set(found["power_supply"]) == {"on_ac", "battery_percent", "low_power_mode"}
     server = found["engines"]["llama-server"]
@@ -147,6 +147,19 @@ def test_what_fails_is_one_answer_of_many_and_never_a_traceback(bare, monkeypatc
     assert "Traceback" not in joules().stdout
 
 
+def test_the_settings_that_this_machine_lets_a_suite_fix_or_why_not(bare, monkeypatch) -> None:
+    policy = bare / "sys/devices/system/cpu/cpufreq/policy0"
+    policy.mkdir(parents=True)
+    for name, khz in (("scaling_max_freq", 3_000_000), ("cpuinfo_max_freq", 3_000_000), ("cpuinfo_min_freq", 400_000)):
+        (policy / name).write_text(f"{khz}\n")
+    monkeypatch.setenv("JOULES_SYSFS_ROOT", str(bare / "sys"))
+    found = report()["knobs"]
+    assert set(found) == set(knobs.knobs())
+    assert found["cpu_max_mhz"] == {"usable": True, "takes": "400 to 3000 MHz, or uncapped"}
+    assert found["intel_pstate_max_percent"]["usable"] is False
+    assert found["intel_pstate_max_percent"]["reason"].startswith("this machine does not run the driver intel_pstate")
+
+
 def test_a_source_that_stops_while_it_is_listened_to(bare, monkeypatch) -> None:
     def gone(_: Steady) -> None:
         raise MeterError("meter steady: unplugged")
@@ -169,6 +182,7 @@ def test_for_people_it_says_the_same_under_the_same_names(bare) -> None:
         "machine",
         "power_supply",
         "engines",
+        "knobs",
         "models",
         "git",
         "versions",

@@ -296,8 +296,32 @@ def test_a_value_that_is_no_clock_is_a_usage_error(policies: list[Path], value: 
 
 @pytest.mark.parametrize("mhz", [399, 4201])
 def test_a_clock_out_of_range_names_the_range(policies: list[Path], mhz: int) -> None:
-    with pytest.raises(UsageError, match=f"{mhz} MHz is out of range; this machine allows from 400 MHz up to 4200 MHz"):
+    with pytest.raises(UsageError, match=f"{mhz} MHz is out of range; this machine allows 400 to 4200 MHz"):
         cpu_max_mhz.held(mhz)
+
+
+def test_what_a_knob_takes_here_is_told_in_words(
+    policies: list[Path], tree: Callable[[Mapping[str, str]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree({f"{CPU}/intel_pstate/{name}": "9\n" for name in ("max_perf_pct", "min_perf_pct")} | {f"{CPU}/cpufreq/boost": "1\n"})
+    assert [knob.takes() for knob in (cpu_max_mhz, intel_pstate_max_percent, cpu_boost)] == [
+        "400 to 4200 MHz, or uncapped",
+        "9 to 100 %, or uncapped",
+        "on or off",
+    ]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for knob in (cpu_max_mhz, intel_pstate_max_percent, cpu_boost):
+        with pytest.raises(Unmeasured, match="can be written by root only"):
+            knob.takes()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(None, None, "a number of W"), (None, 350.0, "up to 350 W"), (100.0, None, "100 W and more"), (100.0, 350.0, "100 to 350 W")],
+)  # fmt: skip
+def test_a_range_of_which_an_end_is_not_told(low: float | None, high: float | None, said: str) -> None:
+    assert _held.numbers("W", low, high) == f"{said}, or uncapped"
 
 
 def test_uncapped_changes_nothing_and_is_refused_where_it_is_not_true(policies: list[Path], tmp_path: Path) -> None:
@@ -313,7 +337,7 @@ def test_percent_of_intel_pstate_is_a_share_of_the_highest_clock(
     policies: list[Path], tree: Callable[[Mapping[str, str]], Path]
 ) -> None:
     folder = tree({f"{CPU}/intel_pstate/max_perf_pct": "100\n", f"{CPU}/intel_pstate/min_perf_pct": "9\n"}) / CPU
-    with pytest.raises(UsageError, match="this machine allows from 9 % up to 100 %"):
+    with pytest.raises(UsageError, match="this machine allows 9 to 100 %"):
         intel_pstate_max_percent.held(5)
     with intel_pstate_max_percent.held(50):
         assert (folder / "intel_pstate/max_perf_pct").read_text() == "50"

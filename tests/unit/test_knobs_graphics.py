@@ -178,7 +178,7 @@ def test_a_level_that_somebody_changes_meanwhile_is_seen(card: Driver) -> None:
 
 @pytest.mark.parametrize("mhz", [599, 2901])
 def test_a_clock_outside_the_table_s_range_names_it(card: Driver, mhz: int) -> None:
-    with pytest.raises(UsageError, match=f"{mhz} MHz is out of range; this machine allows from 600 MHz up to 2900 MHz"):
+    with pytest.raises(UsageError, match=f"{mhz} MHz is out of range; this machine allows 600 to 2900 MHz"):
         amdgpu_sclk_max_mhz.held(mhz)
     assert card.writes == []
 
@@ -217,6 +217,17 @@ def test_without_amd_graphics_it_is_unmeasured(tmp_path: Path, monkeypatch: pyte
     for knob in (amdgpu_sclk_max_mhz, amdgpu_performance_level):
         with pytest.raises(Unmeasured, match="there is no AMD graphics"):
             knob.held("low" if knob is amdgpu_performance_level else 1800)
+        with pytest.raises(Unmeasured, match="there is no AMD graphics"):
+            knob.takes()
+
+
+def test_what_a_graphics_knob_takes_here_is_told_in_words(card: Driver, nvidia: Callable[..., FakeNvml]) -> None:
+    nvidia()
+    assert amdgpu_sclk_max_mhz.takes() == "600 to 2900 MHz, or uncapped"
+    assert amdgpu_performance_level.takes().startswith("auto, low, high")
+    assert nvml_gpu_max_mhz.takes() == "210 to 2100 MHz, or uncapped"
+    assert nvml_power_limit_w.takes() == "100 to 350 W, or uncapped"
+    assert card.writes == []
 
 
 @pytest.fixture
@@ -244,7 +255,7 @@ def test_locked_clocks_of_a_gpu_are_capped_and_reset(nvidia: Callable[..., FakeN
         assert [(cap.of, cap.at_most) for one in knobs.active() for cap in one.caps] == [("nvml.gpu0.clock", 1200)]
     assert driver.calls == [(0, "lock", 210, 1200), (0, "unlock")]
     assert driver.users == 0
-    with pytest.raises(UsageError, match="this machine allows from 210 MHz up to 2100 MHz"):
+    with pytest.raises(UsageError, match="this machine allows 210 to 2100 MHz"):
         nvml_gpu_max_mhz.held(2500)
     with nvml_gpu_max_mhz.held("uncapped"):
         assert "locked_mhz" not in driver.devices[0]
@@ -259,7 +270,7 @@ def test_a_power_limit_gets_back_what_it_was(nvidia: Callable[..., FakeNvml]) ->
         assert one.amiss() == ["the power limit of GPU 0 was set to 150 W and reads 200 W"]
     assert driver.calls == [(0, "limit", 150_000), (0, "limit", 280_000)]
     assert len(knobs.told()) == 1
-    with pytest.raises(UsageError, match="this machine allows from 100 W up to 350 W"):
+    with pytest.raises(UsageError, match="this machine allows 100 to 350 W"):
         nvml_power_limit_w.held(90)
     with pytest.raises(EngineError, match="to 280 W of 300 W"):
         nvml_power_limit_w.held("uncapped")

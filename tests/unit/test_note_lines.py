@@ -187,7 +187,7 @@ def test_limits_tell_what_speaks_against_the_figures(make_run, make_window) -> N
     )
     assert list(lines.limits(run, from_run(run))) == [
         "parallel=8 is void: pass 1: llama-server died",
-        "sensor updates 7 (thin) (limit: 5 at least, 10 not to be thin): parallel=1 pass 1, parallel=1 pass 2",
+        "sensor updates 7 (thin) (limit: 5 at least, 10 not to be thin): parallel=1 passes 1 and 2",
         "achieved batch could not be checked (limit: at least 95% of 8): parallel=1 pass 2",
         "could not be checked: run order",
         "pass spread: parallel=1 5.2% (limit: 5%); more passes",
@@ -206,6 +206,16 @@ def test_the_note_is_heading_table_verdicts_and_limits_within_its_width(run: Run
     assert [line for line in note if len(line) > 60 and line not in unwrapped] == []
     assert "Limits" not in text
     assert "Limits" in lines.note(replace(run, notes=("resumed",)), found)
+
+
+def test_a_check_on_the_run_that_makes_many_verdicts_narrow_is_told_in_full_once(run: Run) -> None:
+    drift = Gate(name="drift", outcome="flag", value="rises by 12.6% over the run", limit="2%; or chance", remedy="warm up; rest")
+    drifted = replace(run, gates=(drift,))
+    why = f"{drift}; pass 4 alone says refuted"
+    text = "\n".join(lines.note(drifted, [verdict(robustness="narrow", why_narrow=why)] * 2))
+    assert text.count("    narrow: drift (see Limits); pass 4 alone says refuted") == 2
+    assert text.count(str(drift)) == 1
+    assert f"- {drift}" in text
 
 
 def test_how_long_it_took(run: Run) -> None:

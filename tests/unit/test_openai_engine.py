@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pytest_joules import gates
-from pytest_joules.engines import _client, cannot, find, llama_server, openai, unseen_model
+from pytest_joules.engines import Templated, _client, cannot, find, llama_server, openai, unseen_model, where
 from pytest_joules.engines.llama_server import free_port
 from pytest_joules.engines.openai import OpenAIServer, address
 from pytest_joules.errors import EngineError, Unmeasured, UsageError
@@ -26,6 +26,7 @@ MODELS = {"json": {"object": "list", "data": [{"id": "/home/someone/Example-7B.Q
 USAGE = {"prompt_tokens": 20, "completion_tokens": 8, "prompt_tokens_details": {"cached_tokens": 0}}
 ANSWER = {"choices": [{"text": "one two", "finish_reason": "length"}], "usage": USAGE}
 KEY = "sk-very-secret"
+URL = "http://127.0.0.1:8000/v1"
 
 
 def setting(model: str = "example-7b", form: str | None = "q4_0", parallel: int = 2, **request: Any) -> Setting:
@@ -88,7 +89,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     started: list[Played] = []
 
     def build(**routes: Any) -> Played:
-        named = {"models": "GET /v1/models", "completions": "POST /v1/completions"}
+        named = {"models": "GET /v1/models", "completions": "POST /v1/completions", "chat": "POST /v1/chat/completions"}
         started.append(Played(tmp_path, {named.get(name, name): replies for name, replies in routes.items()}))
         return started[-1]
 
@@ -125,6 +126,23 @@ def test_every_name_of_this_machine_will_do() -> None:
     own = next(one for one in openai.own_addresses() if "." in one and not one.startswith("127."))
     for host in ("localhost", "127.0.0.1", "[::1]", own):
         assert address(f"http://{host}:8080/v1/").path == "/v1"
+
+
+@pytest.mark.parametrize(
+    ("given", "openai_gets", "server_gets"),
+    [
+        ((), None, None),
+        ((URL,), URL, URL),
+        ((f"openai={URL}",), URL, None),
+        (("/opt/llama-server", f"openai={URL}"), URL, "/opt/llama-server"),
+        ((f"openai={URL}", "llama-server=./a=b/llama-server"), URL, "./a=b/llama-server"),
+        (("./a=b/llama-server",), "./a=b/llama-server", "./a=b/llama-server"),
+        (("/old/llama-server", "/new/llama-server"), "/new/llama-server", "/new/llama-server"),
+    ],
+)
+def test_each_engine_of_a_suite_can_be_told_where_it_is(given, openai_gets, server_gets) -> None:
+    assert where("openai", given) == openai_gets
+    assert where("llama-server", given) == server_gets
 
 
 def test_without_an_address_there_is_nothing_to_measure() -> None:
@@ -268,6 +286,46 @@ def test_a_stream_that_does_not_come_to_its_end_is_none(play, reply, words) -> N
         pass
 
 
+# Questions, which the server puts into the model's template
+
+
+def said(text: str | None, **more: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}], "usage": USAGE}
+
+
+def test_questions_are_put_as_a_users_and_graded_by_what_is_answered(play) -> None:
+    replies = [said("38"), said("It is 38."), said(None, reasoning_content="Let me add 16 and 22.")]
+    played = play(chat=[{"json": one} for one in replies])
+    with played.serve(setting(questions="basics")) as server:
+        assert isinstance(server, Templated)
+        assert not server.in_tokens
+        loop = server.run_closed_loop([server.chat("What is 16 + 22?")] * 2, 64, exact=False)
+    assert sorted(loop.texts) == ["", "It is 38."]
+    assert {(a.predicted_n, a.stop_type) for a in loop.answers} == {(8, "eos")}
+    body = played.bodies()[-1]
+    assert (body["messages"], body["max_tokens"]) == ([{"role": "user", "content": "What is 16 + 22?"}], 64)
+    assert not {"prompt", "ignore_eos", "min_tokens"} & body.keys()
+
+
+def test_a_streamed_chat_has_its_answer_in_pieces_and_its_thoughts_beside_it(play) -> None:
+    pieces = [{"reasoning_content": "Hm."}, {"content": "3"}, {"content": "8"}]
+    events = [event(choices=[{"delta": piece, "finish_reason": None}]) for piece in pieces]
+    events[1]["delay_s"] = 0.1
+    played = play(chat=[{"json": said("38")}, {"events": [*events, LAST, COUNTS, DONE]}])
+    with played.serve(setting(questions="basics", stream=True)) as server:
+        loop = server.run_closed_loop([server.chat("What is 16 + 22?")], 64, exact=False)
+    [answer] = loop.answers
+    assert loop.texts == ("38",)
+    assert answer.first_token_s is not None
+    assert answer.first_token_s < answer.received_s - 0.05
+
+
+def test_a_server_that_does_not_tell_of_its_cache_may_hold_questions_that_were_asked_before(play) -> None:
+    untold = said("38") | {"usage": {"prompt_tokens": 20, "completion_tokens": 8}}
+    with play(chat=[{"json": untold}]).serve(setting(questions="basics")) as server:
+        assert any("its cache, and every window asks the same questions" in line for line in server.deviations)
+
+
 # What goes wrong
 
 
@@ -390,7 +448,7 @@ def test_what_a_running_server_cannot_do_is_said_beforehand() -> None:
     assert cannot(engine, own) == ""
     for changed, words in (
         ({"draft": Draft(draft_model="d")}, "leave out draft"),
-        ({"request": Request(questions="maths")}, "take engine: llama-server"),
+        ({"request": Request(prompt_tokens=64)}, "take engine: llama-server"),
         ({"protocol": Protocol(warm="cold")}, "leave out warm"),
     ):
         kept = {
