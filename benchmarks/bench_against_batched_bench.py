@@ -1,116 +1,146 @@
-"""What the server costs: throughput through pytest-joules against llama-batched-bench of the same build, interleaved.
+"""What an engine costs beside llama-batched-bench: the speed of decoding through it over that of the program, in short alternating rounds.
 
-Both decode the same number of tokens after prompts of the same length on the same model with the same threads. llama-batched-bench
-calls the library directly, one step after the other; a window here holds the server's scheduling, sampling, HTTP and JSON as well.
+They stand ready beside each other, so that the rounds of a pair lie a second apart, and a machine whose speed wanders does so for both. Which
+goes first changes from pair to pair. Where its memory happens to lie makes a program faster or slower for as long as it runs; so all are
+started anew several times, and the interval is that over the starts.
 
-    python benchmarks/bench_against_batched_bench.py [--pairs 8] [--answer-tokens 128] [--slots 1 4 8]
+    python benchmarks/bench_against_batched_bench.py [--starts 6] [--pairs 6] [--answer-tokens 64] [--slots 1 4 8] [--engines in-process llama-server]
+
+Ends with 1 when decoding in-process is certainly slower than 0.97 of llama-batched-bench's: the whole interval lies below.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import math
-import os
 import statistics
-import subprocess
+import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
+from scipy import stats
 from tabulate import tabulate
 
-from pytest_joules import machine, models
-from pytest_joules.engines import llama_server
-from pytest_joules.engines.llama_server import LlamaServerEngine
+from pytest_joules import engines, models
+from pytest_joules.engines import Prepared, Round, Server
 from pytest_joules.models import ModelFile
 from pytest_joules.protocol.load import CpuTimes
-from pytest_joules.suite import Draft, Request, Server, Setting
+from pytest_joules.suite import Draft, Request, Setting
+from pytest_joules.suite import Server as ServerSpec
 from pytest_joules.workload.prompts import text_of
 
 MODEL = ("smollm2-135m-instruct", "q4_1")
-CONTEXT_PER_SLOT = 512
-STUDENT = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 11: 2.20, 15: 2.13, 19: 2.09}
+CONTEXT_PER_SLOT = 256
+DIRECT = "llama-batched-bench"
+LEAST = 0.97
+TIMEOUT_S = 120.0
 
 
-def through_server(
-    engine: LlamaServerEngine, model: ModelFile, slots: int, answer_tokens: int, threads: int
-) -> tuple[float, float, float, int]:
-    """Tokens a second of a whole round, of its decoding alone, others' cores meanwhile, and tokens of a prompt."""
-    request = Request(answer_tokens=answer_tokens)
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A round: milliseconds of one decoding step, and cores that others used meanwhile."""
+
+    step_ms: float
+    others_cores: float
+
+
+def started(name: str, model: ModelFile, slots: int, logs: Path, stack: contextlib.ExitStack) -> Server:
+    """An engine with the model loaded."""
     setting = Setting(
-        engine="llama-server", model="m", format=None, request=request, draft=Draft(), knobs={},
-        server=Server(parallel=slots, context_per_slot=CONTEXT_PER_SLOT, threads=threads),
+        engine=name, model=MODEL[0], format=MODEL[1], request=Request(), draft=Draft(), knobs={},
+        server=ServerSpec(parallel=slots, context_per_slot=CONTEXT_PER_SLOT),
     )  # fmt: skip
-    with tempfile.TemporaryDirectory() as logs, engine.serve(setting, model, None, Path(logs), 120, 600) as server:
-        prompts = server.prompts(text_of(request), slots)
-        server.run_round(prompts, 16)
-        cpu = CpuTimes.now(server.pids)
-        found = server.run_round(prompts, answer_tokens)
-        others = CpuTimes.now(server.pids).since(cpu).others_cores or 0.0
-    whole = slots * answer_tokens / (found.end_mono - found.start_mono)
-    decoding = sum(answer_tokens / (a.predicted_ms / 1000) for a in found.answers if a.predicted_ms)
-    return whole, decoding, others, len(prompts[0])
+    return stack.enter_context(engines.find(name).serve(setting, model, None, logs, TIMEOUT_S, TIMEOUT_S))
 
 
-def directly(
-    program: Path, model: ModelFile, slots: int, prompt_tokens: int, answer_tokens: int, threads: int
-) -> tuple[float, float]:
-    """Tokens a second with the prompts' time inside, and of decoding alone, as llama-batched-bench gives them."""
-    done = subprocess.run(
-        [program, "-m", model.path, "-npp", str(prompt_tokens), "-ntg", str(answer_tokens), "-npl", str(slots), "-t", str(threads),
-         "-tb", str(threads), "-c", str(CONTEXT_PER_SLOT * slots), "--output-format", "jsonl"],
-        capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    row = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return slots * answer_tokens / (row["t_pp"] + row["t_tg"]), row["speed_tg"]
+def steps_of(name: str, answer_tokens: int) -> int:
+    """Decoding steps that the time of an answer holds: all but llama-batched-bench get the first token out of the prompt's own step."""
+    return answer_tokens if name == DIRECT else answer_tokens - 1
 
 
-def ratio(pairs: list[tuple[float, float]]) -> str:
-    """Geometric mean of the ratios, with its 95 % interval."""
-    logs = [math.log(a / b) for a, b in pairs]
-    free = len(logs) - 1
-    half = STUDENT.get(free, 2.0) * statistics.stdev(logs) / math.sqrt(len(logs)) if free else math.inf
-    mean = statistics.fmean(logs)
-    return f"{math.exp(mean):.3f} ({math.exp(mean - half):.3f} to {math.exp(mean + half):.3f})"
+def timed(name: str, server: Server, prompts: list[list[int]], answer_tokens: int) -> Timed:
+    """One round."""
+    cpu = CpuTimes.now(server.pids)
+    found: Round = server.run_round(prompts, answer_tokens)
+    others = CpuTimes.now(server.pids).since(cpu).others_cores or 0.0
+    decoding_ms = statistics.fmean(answer.predicted_ms or math.nan for answer in found.answers)
+    return Timed(decoding_ms / steps_of(name, answer_tokens), others)
+
+
+def mean_log(direct: list[Timed], own: list[Timed]) -> float:
+    """Mean logarithm of how much faster than the program an engine is."""
+    return statistics.fmean(math.log(a.step_ms / b.step_ms) for a, b in zip(direct, own, strict=True))
+
+
+def ratio(logs: list[float]) -> tuple[float, float, float]:
+    """Geometric mean of ratios whose logarithms these are, with its 95 % interval."""
+    mean, half = statistics.fmean(logs), math.inf
+    if len(logs) > 1:
+        half = float(stats.t.ppf(0.975, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def alternated(
+    names: list[str], model: ModelFile, slots: int, pairs: int, answer_tokens: int
+) -> dict[str, list[Timed]]:
+    """Rounds of every engine, in turn."""
+    seen: dict[str, list[Timed]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as logs, contextlib.ExitStack() as stack:
+        servers = {name: started(name, model, slots, Path(logs), stack) for name in names}
+        tokenizing = next(server for name, server in servers.items() if name != DIRECT)
+        prompts = tokenizing.prompts(text_of(Request()), slots)
+        for server in servers.values():
+            if isinstance(server, Prepared):
+                server.prepare(prompts, answer_tokens)
+            server.run_round(prompts, answer_tokens)
+        for number in range(pairs):
+            for name in names if number % 2 else reversed(names):
+                seen[name].append(timed(name, servers[name], prompts, answer_tokens))
+    return seen
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--answer-tokens", type=int, default=128)
+    parser.add_argument("--starts", type=int, default=6)
+    parser.add_argument("--pairs", type=int, default=6, help="rounds of each engine after a start")
+    parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--engines", nargs="+", default=["in-process", "llama-server"])
     asked = parser.parse_args()
-    path = models.find(*MODEL, models.folders((), Path.cwd()), {})
-    model = models.inspect(path)
-    server = llama_server.locate(None)
-    program = server.with_name("llama-batched-bench")
-    if not os.access(program, os.X_OK):
-        raise SystemExit(f"there is no llama-batched-bench beside {server.name}; build llama.cpp with its tools")
-    engine, threads = LlamaServerEngine(server), machine.describe().threads
-    seen: dict[int, list[tuple[float, float, float, float, float]]] = {slots: [] for slots in asked.slots}
-    for number in range(asked.pairs):
-        for slots in asked.slots:
-            # Which of the two goes first changes from pair to pair.
-            first = number % 2 == 0
-            prompt_tokens = 25
-            ours = through_server(engine, model, slots, asked.answer_tokens, threads) if first else None
-            prompt_tokens = ours[3] if ours else prompt_tokens
-            theirs = directly(program, model, slots, prompt_tokens, asked.answer_tokens, threads)
-            ours = ours or through_server(engine, model, slots, asked.answer_tokens, threads)
-            seen[slots].append((ours[0], theirs[0], ours[1], theirs[1], ours[2]))
-    rows = []
-    for slots, pairs in seen.items():
-        ours, theirs, our_decoding, their_decoding, others = (
-            statistics.median(column) for column in zip(*pairs, strict=True)
-        )
-        rows.append(
-            [slots, f"{ours:.1f}", f"{theirs:.1f}", ratio([(p[0], p[1]) for p in pairs]), f"{our_decoding:.1f}",
-             f"{their_decoding:.1f}", ratio([(p[2], p[3]) for p in pairs]), f"{others:.2f}"]
-        )  # fmt: skip
-    print(f"{asked.pairs} interleaved pairs, {asked.answer_tokens} tokens an answer, {threads} threads\n")
-    print(tabulate(rows, headers=["slots", "server tok/s", "direct tok/s", "ratio", "decoding", "direct", "ratio", "others' cores"],
-                   disable_numparse=True))  # fmt: skip
+    model = models.inspect(models.find(*MODEL, models.folders((), Path.cwd()), {}))
+    rows, too_slow = [], []
+    for slots in asked.slots:
+        starts = [
+            alternated([DIRECT, *asked.engines], model, slots, asked.pairs, asked.answer_tokens)
+            for _ in range(asked.starts)
+        ]
+        for name in asked.engines:
+            each = [mean_log(seen[DIRECT], seen[name]) for seen in starts]
+            mean, low, high = ratio(each)
+            if name == "in-process" and high < LEAST:
+                too_slow.append(slots)
+            direct, own = ([one for seen in starts for one in seen[which]] for which in (DIRECT, name))
+            rows.append(
+                [slots, name, f"{statistics.median(one.step_ms for one in direct):.2f}", f"{statistics.median(one.step_ms for one in own):.2f}",
+                 f"{mean:.3f} ({low:.3f} to {high:.3f})", f"{math.exp(min(each)):.3f} to {math.exp(max(each)):.3f}",
+                 f"{statistics.median(one.others_cores for one in [*direct, *own]):.2f}"]
+            )  # fmt: skip
+    print(f"{asked.starts} starts of {asked.pairs} pairs of rounds in turn, {asked.answer_tokens} tokens an answer\n")
+    headers = [
+        "slots",
+        "engine",
+        f"ms a step, {DIRECT}",
+        "ms a step, engine",
+        "speed of decoding over it",
+        "by start",
+        "others' cores",
+    ]
+    print(tabulate(rows, headers=headers, disable_numparse=True))
+    if too_slow:
+        sys.exit(f"in-process decodes slower than {LEAST} of {DIRECT} at {', '.join(map(str, too_slow))} slots")
 
 
 if __name__ == "__main__":

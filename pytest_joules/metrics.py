@@ -148,6 +148,12 @@ def prompt_tokens_per_s(window: Window) -> float | None:
     return window.prompt_tokens / window.window_s if window.prompt_tokens and is_prefill(window) else None
 
 
+def prefill_share(window: Window, alone: Window) -> float | None:
+    """Share of a request's energy that its prompt takes, as the two windows say it; over 1 where they contradict each other."""
+    whole_j, prompt_j = energy_per_request_j(window), energy_per_request_j(alone)
+    return prompt_j / whole_j if whole_j and prompt_j else None
+
+
 def prefill(window: Window, alone: Window) -> dict[str, float]:
     """The figures that a window of prompts alone gives for the one measured beside it, those that are defined.
 
@@ -155,11 +161,11 @@ def prefill(window: Window, alone: Window) -> dict[str, float]:
         window: of whole requests.
         alone: of the same requests with answers of one token.
     """
-    whole_j, prompt_j = energy_per_request_j(window), energy_per_request_j(alone)
+    share = prefill_share(window, alone)
     found = {
         "energy_per_prompt_token_mj": energy_per_prompt_token_mj(alone),
         "prompt_tokens_per_s": prompt_tokens_per_s(alone),
-        "prefill_share": prompt_j / whole_j if whole_j and prompt_j else None,
+        "prefill_share": share if share is not None and share <= 1 else None,
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 

@@ -15,7 +15,18 @@ from tabulate import tabulate
 
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, UsageError, Void
-from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL, decode, graded, impossible, is_prefill, prefill
+from pytest_joules.metrics import (
+    GRADED,
+    METRICS,
+    OF_PREFILL,
+    Decode,
+    decode,
+    graded,
+    impossible,
+    is_prefill,
+    prefill,
+    prefill_share,
+)
 from pytest_joules.records import Condition, IdleBaseline, PublishedCell, Run, Window
 from pytest_joules.words import nearest
 
@@ -536,9 +547,13 @@ def _figures(window: Window, idle: IdleBaseline | None) -> dict[str, float]:
 
 def _decode(window: Window, every: Sequence[Window]) -> dict[str, float]:
     """The figure that comes from all answer lengths of one pass together."""
-    of_pass = [w for w in every if w.pass_index == window.pass_index and w.role != "prefill"]
-    line = None if any(map(_why_void, of_pass)) else decode(of_pass)
-    return {} if line is None else {"decode_energy_per_token_mj": line.slope_mj}
+    line = _line(window.pass_index, every)
+    return {} if line is None or line.slope_mj <= 0 else {"decode_energy_per_token_mj": line.slope_mj}
+
+
+def _line(pass_index: int, every: Sequence[Window]) -> Decode | None:
+    of_pass = [w for w in every if w.pass_index == pass_index and w.role != "prefill"]
+    return None if any(map(_why_void, of_pass)) else decode(of_pass)
 
 
 def _why_no_decode(every: Sequence[Window]) -> str:
@@ -547,6 +562,10 @@ def _why_no_decode(every: Sequence[Window]) -> str:
         return (
             f"pass {spoiled[0].pass_index + 1}, answers of {spoiled[0].answer_tokens} tokens: {_why_void(spoiled[0])}"
         )
+    for index in dict.fromkeys(w.pass_index for w in every):
+        line = _line(index, every)
+        if line is not None and line.slope_mj <= 0:
+            return f"pass {index + 1}: longer answers took no more energy than shorter ones; measure longer windows, on a quieter machine"
     return "answers of one length alone were measured; state request.lengths"
 
 
@@ -584,6 +603,13 @@ def _why_no_prefill(windows: Sequence[Window], every: Sequence[Window]) -> dict[
         if alone
         else "whole requests were not measured; raise answer_tokens and state request.prefill_windows: true"
     )
+    for window in windows:
+        share = next((prefill_share(window, w) for w in alone if w.pass_index == window.pass_index), None)
+        if share is not None and share > 1:
+            whole = (
+                f"pass {window.pass_index + 1}: prompts alone took {share:.3g} times the energy of whole requests; measure longer windows, "
+                "on a quieter machine"
+            )
     return {**dict.fromkeys(OF_PREFILL, nothing), "prefill_share": whole}
 
 

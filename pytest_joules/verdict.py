@@ -317,9 +317,9 @@ def _dissent(prediction: Prediction, verdict: Judgement, sweep: Sweep, against: 
         return
     passes: dict[str, list[str]] = {}
     for index in range(passes_of(sweep)):
-        word = judge(prediction, sweep.single_pass(index), against).word
-        if word != verdict.word:
-            passes.setdefault(word, []).append(str(index + 1))
+        single = judge(prediction, sweep.single_pass(index), against)
+        if single.word != verdict.word:
+            passes.setdefault(single.word, []).append(str(index + 1))
     for word, those in passes.items():
         yield f"{'pass' if len(those) == 1 else 'each of passes'} {listed(those)} alone says {word}"
 

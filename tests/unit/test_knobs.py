@@ -303,7 +303,10 @@ def test_a_clock_out_of_range_names_the_range(policies: list[Path], mhz: int) ->
 def test_what_a_knob_takes_here_is_told_in_words(
     policies: list[Path], tree: Callable[[Mapping[str, str]], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree({f"{CPU}/intel_pstate/{name}": "9\n" for name in ("max_perf_pct", "min_perf_pct")} | {f"{CPU}/cpufreq/boost": "1\n"})
+    tree(
+        {f"{CPU}/intel_pstate/{name}": "9\n" for name in ("max_perf_pct", "min_perf_pct")}
+        | {f"{CPU}/cpufreq/boost": "1\n"}
+    )
     assert [knob.takes() for knob in (cpu_max_mhz, intel_pstate_max_percent, cpu_boost)] == [
         "400 to 4200 MHz, or uncapped",
         "9 to 100 %, or uncapped",

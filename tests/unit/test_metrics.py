@@ -156,6 +156,12 @@ def test_the_table_has_the_slope_of_each_pass(make_window, make_run) -> None:
     assert cell.mean("energy_per_token_mj") > 0
     with pytest.raises(Void, match="pass 1, answers of 384 tokens: it died"):
         cell.mean("decode_energy_per_token_mj")
+    falling = [replace(w, energy_j=1.0) if (w.pass_index, w.role) == (1, "length") else w for w in windows]
+    [cell] = from_run(make_run(*falling)).cells
+    with pytest.raises(
+        Void, match="pass 2: longer answers took no more energy than shorter ones; measure longer windows"
+    ):
+        cell.mean("decode_energy_per_token_mj")
 
 
 @pytest.mark.parametrize(

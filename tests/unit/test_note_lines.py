@@ -209,7 +209,9 @@ def test_the_note_is_heading_table_verdicts_and_limits_within_its_width(run: Run
 
 
 def test_a_check_on_the_run_that_makes_many_verdicts_narrow_is_told_in_full_once(run: Run) -> None:
-    drift = Gate(name="drift", outcome="flag", value="rises by 12.6% over the run", limit="2%; or chance", remedy="warm up; rest")
+    drift = Gate(
+        name="drift", outcome="flag", value="rises by 12.6% over the run", limit="2%; or chance", remedy="warm up; rest"
+    )
     drifted = replace(run, gates=(drift,))
     why = f"{drift}; pass 4 alone says refuted"
     text = "\n".join(lines.note(drifted, [verdict(robustness="narrow", why_narrow=why)] * 2))

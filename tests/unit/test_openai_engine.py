@@ -290,7 +290,10 @@ def test_a_stream_that_does_not_come_to_its_end_is_none(play, reply, words) -> N
 
 
 def said(text: str | None, **more: Any) -> dict[str, Any]:
-    return {"choices": [{"message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}], "usage": USAGE}
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text, **more}, "finish_reason": "stop"}],
+        "usage": USAGE,
+    }
 
 
 def test_questions_are_put_as_a_users_and_graded_by_what_is_answered(play) -> None:

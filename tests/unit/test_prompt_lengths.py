@@ -244,6 +244,16 @@ def test_a_void_window_of_prompts_leaves_their_figures_undefined_and_no_others(w
     assert "energy_per_prompt_token_mj" not in cell.passes[0]
 
 
+def test_a_prompt_that_took_more_than_its_whole_request_is_no_share_of_it(windows, make_run) -> None:
+    *first, alone, whole = windows()
+    [cell] = from_run(make_run(*first, replace(alone, energy_j=66.0), whole, passes=2)).cells
+    with pytest.raises(
+        Void, match=r"pass 2: prompts alone took 1\.5 times the energy of whole requests; measure longer windows"
+    ):
+        cell.mean("prefill_share")
+    assert cell.mean("energy_per_prompt_token_mj") > 0
+
+
 def test_nothing_computed_or_no_energy_is_no_figure(windows, make_run) -> None:
     [cell] = from_run(make_run(*windows(prompt_tokens=0), passes=2)).cells
     with pytest.raises(
