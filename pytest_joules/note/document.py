@@ -118,7 +118,9 @@ def _answer(verdicts: Sequence[Verdict], found: Sequence[Finding], basis: str) -
     if primary := next((v for v in verdicts if v.primary), None):
         parts.append(f"the primary claim was {primary.told}: {primary.claim.rstrip('.')}")
     parts.append(_tally(verdicts))
-    least = next((f for f in found if f.shown and "energy per token is lowest" in f.text.lower()), None)
+    # A graded suite asks what a right answer costs, and not what a token does.
+    wanted = ("energy_per_correct_j", "energy_per_token_mj")
+    least = next((f for metric in wanted for f in found if f.shown and f.least == metric), None)
     if least is not None:
         sure = f" ({least.sure})" if least.sure == "narrow" else ""
         parts.append(f"{least.text[:1].lower()}{least.text[1:].rstrip('.')}{sure}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,14 @@ class Finding:
         sure: `clear` or `narrow`; empty of what is no statement about figures that could have come out otherwise.
         why: what speaks against it, when it is narrow.
         shown: whether the figures rather show it than not.
+        least: the figure that it says is lowest somewhere; empty of what says something else.
     """
 
     text: str
     sure: str = ""
     why: str = ""
     shown: bool = True
+    least: str = ""
 
     def __str__(self) -> str:
         about = f" [{self.sure}{': ' + self.why if self.why else ''}]" if self.sure and self.shown else ""
@@ -54,6 +56,15 @@ def main_axis(sweep: Sweep) -> str | None:
     """The axis that the figures are looked at along: batch where it varies, else the first one of numbers, else the first."""
     numeric = [axis for axis in sweep.axes if all(_is_number(c[axis]) for c in sweep.conditions)]
     return next((axis for axis in ("parallel", *numeric, *sweep.axes) if axis in sweep.axes), None)
+
+
+def telling(run: Run) -> Sweep:
+    """The table of a run without the axes that have one value alone and tell nothing apart; one axis is left."""
+    sweep = from_run(run)
+    first = sweep.conditions[0]
+    single = [axis for axis in sweep.axes if all(condition[axis] == first[axis] for condition in sweep.conditions)]
+    alone = len(single) == len(sweep.axes)
+    return sweep.where(**{axis: first[axis] for axis in single[alone:]}) if single[alone:] else sweep
 
 
 def slices(sweep: Sweep, axis: str) -> Iterator[tuple[str, Sweep]]:
@@ -69,7 +80,7 @@ def slices(sweep: Sweep, axis: str) -> Iterator[tuple[str, Sweep]]:
 
 def findings(run: Run) -> list[Finding]:
     """Everything this software can state about a run."""
-    sweep = from_run(run)
+    sweep = telling(run)
     axis = main_axis(sweep)
     found: list[Finding] = []
     if axis is not None and not all(cell.void for cell in sweep.cells):
@@ -88,13 +99,14 @@ def findings(run: Run) -> list[Finding]:
 
 def _over_all(sweep: Sweep, flags: Sequence[str], basis: str) -> Iterator[Finding]:
     """Where of a grid the least energy is."""
-    energy = _with_figure(sweep, "energy_per_token_mj")
-    if len(sweep.axes) < 2 or len(energy) < 2:
-        return
-    low = energy.energy_per_token_mj.argmin()
-    cell = next(cell for cell in energy.cells if cell.condition == energy[low].condition)
-    text = f"of all conditions energy per token is lowest at {label(cell.condition)}, {figure_text(cell, 'energy_per_token_mj')} mJ{_unsure(basis)}"
-    yield _told(text, lambda t: t.energy_per_token_mj.argmin() == low, energy, sweep, "", flags)
+    for metric, (what, unit) in _LEAST.items():
+        energy = _with_figure(sweep, metric)
+        if len(sweep.axes) < 2 or len(energy) < 2:
+            continue
+        low = getattr(energy, metric).argmin()
+        cell = next(cell for cell in energy.cells if cell.condition == energy[low].condition)
+        text = f"of all conditions {what} is lowest at {label(cell.condition)}, {figure_text(cell, metric)} {unit}{_unsure(basis)}"
+        yield _least(text, metric, low, energy, sweep, "", flags)
 
 
 def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str) -> Iterator[Finding]:
@@ -132,6 +144,8 @@ def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str
                 lambda t: t.energy_per_token_mj[last] < t.energy_per_token_mj[before],
                 energy,
             )
+    if found := cheapest(table, axis, fixed, flags, basis, "energy_per_correct_j"):
+        yield found[1]
     speed = _with_figure(table, "tokens_per_s")
     keys = list(speed.tokens_per_s)
     if len(keys) > 1:
@@ -162,24 +176,38 @@ def _along(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str
         )
 
 
-def cheapest(table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str) -> tuple[Key, Finding] | None:
-    """Where along one axis a token costs least, and how surely; `None` with fewer than two figures.
+_LEAST = {"energy_per_token_mj": ("energy per token", "mJ"), "energy_per_correct_j": ("energy per right answer", "J")}
+"""Figures of which a note tells where they are lowest: what they are, and their unit."""
+
+
+def cheapest(
+    table: Sweep, axis: str, fixed: str, flags: Sequence[str], basis: str, metric: str = "energy_per_token_mj"
+) -> tuple[Key, Finding] | None:
+    """Where along one axis a token or a right answer costs least, and how surely; `None` with fewer than two figures.
 
     Args:
         fixed: the values of the other axes, in words.
         flags: what makes every finding on the run narrow.
     """
-    energy = _with_figure(table, "energy_per_token_mj")
+    energy = _with_figure(table, metric)
     if len(energy) < 2:
         return None
-    figures = energy.energy_per_token_mj
+    figures = getattr(energy, metric)
     low, first = figures.argmin(), next(iter(figures))
     published = next(cell.change for cell in table.cells if cell.condition[axis] == low)
-    saved = published if first == next(iter(table.energy_per_token_mj)) else ""
+    saved = published if metric == "energy_per_token_mj" and first == next(iter(table.energy_per_token_mj)) else ""
     against = f", {saved or change(figures[low], figures[first])} than at {first}" if low != first else ""
-    mj = _at(table, axis, low, "energy_per_token_mj")
-    text = f"energy per token is lowest at {axis_name(axis)} {low}, {mj} mJ{_unsure(basis)}{against}"
-    return low, _told(text, lambda t: t.energy_per_token_mj.argmin() == low, energy, table, fixed, flags)
+    what, unit = _LEAST[metric]
+    text = (
+        f"{what} is lowest at {axis_name(axis)} {low}, {_at(table, axis, low, metric)} {unit}{_unsure(basis)}{against}"
+    )
+    return low, _least(text, metric, low, energy, table, fixed, flags)
+
+
+def _least(text: str, metric: str, low: Key, kept: Sweep, table: Sweep, fixed: str, flags: Sequence[str]) -> Finding:
+    """That a figure is lowest at a condition."""
+    told = _told(text, lambda t: getattr(t, metric).argmin() == low, kept, table, fixed, flags)
+    return replace(told, least=metric)
 
 
 def _told(

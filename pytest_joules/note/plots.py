@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_joules.errors import Unmeasured, UsageError, Void
-from pytest_joules.note.findings import main_axis, slices
+from pytest_joules.note.findings import main_axis, slices, telling
 from pytest_joules.note.lines import axis_name, figure
 from pytest_joules.records import Rail, Run, Sample, Verdict, Window
-from pytest_joules.sweep import Cell, Sweep, from_run, label
+from pytest_joules.sweep import Cell, Sweep, label
 from pytest_joules.words import one_line
 
 if TYPE_CHECKING:
@@ -102,16 +102,17 @@ class Series:
 
 
 def figures(run: Run, verdicts: Sequence[Verdict], samples: Sequence[Sample]) -> list[Figure]:
-    """The plots of a run: energy per token, throughput beside power, and the power trace of every window.
+    """The plots of a run: energy per token and per right answer, throughput beside power, and the power trace of every window.
 
     Raises:
         UsageError: matplotlib is not installed.
     """
-    sweep = from_run(run)
+    sweep = telling(run)
     axis = main_axis(sweep)
     found: list[Figure | None] = []
     if axis is not None:
         found.append(_energy(sweep, axis, verdicts, run.meter.basis))
+        found.append(_right_answers(sweep, axis, run.meter.basis))
         found.append(_speed_and_power(sweep, axis, run.meter.basis))
     found += _traces(run, samples)
     return [one for one in found if one is not None]
@@ -194,6 +195,17 @@ def _energy(sweep: Sweep, axis: str, verdicts: Sequence[Verdict], basis: str) ->
         )
         caption += f" Shaded, where a prediction holds if all else is as measured: {at}."
     return lines_over("energy", caption, axis, "mJ per token", series, bands)
+
+
+def _right_answers(sweep: Sweep, axis: str, basis: str) -> Figure | None:
+    series = series_of(sweep, axis, "energy_per_correct_j")
+    if not series:
+        return None
+    caption = (
+        f"Energy per right answer ({basis}) over {axis_name(axis)}: each pass as a small mark, their mean on the line. What the choice of "
+        "questions leaves open is not drawn."
+    )
+    return lines_over("right-answers", caption, axis, "J per right answer", series)
 
 
 def _speed_and_power(sweep: Sweep, axis: str, basis: str) -> Figure | None:

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,9 @@ from pytest_joules.items import Item
 from pytest_joules.metrics import METRICS
 from pytest_joules.note import lines
 from pytest_joules.note.document import document
+from pytest_joules.note.findings import findings
 from pytest_joules.note.markdown import markdown
+from pytest_joules.note.plots import figures
 from pytest_joules.prediction import judge
 from pytest_joules.protocol.forecast import resolution
 from pytest_joules.records import Grade, RequestRecord, Run, Sample, Window
@@ -62,6 +65,25 @@ def test_figures_count_right_answers_and_the_energy_of_all(graded, make_run) -> 
     assert (sweep[1].correct, sweep[8].answered) == (16, 64)
     assert (sweep[1].energy_per_correct_j, sweep[8].energy_per_correct_j) == (20.0, 5.0)
     assert sweep.energy_per_correct_j.saving(1, 8) == 0.75
+
+
+def test_the_note_leads_with_the_right_answer_and_not_with_the_token(graded, make_run) -> None:
+    """The format with the cheaper token has the dearer right answer; the model is the same throughout."""
+    conditions = [{"model": "made-up-7b", "format": form} for form in ("q4_0", "q8_0")]
+    windows = [
+        replace(graded(1, right, energy_j=energy_j + index, pass_index=index), condition=condition)
+        for condition, right, energy_j in zip(conditions, (8, 32), (100.0, 200.0), strict=True)
+        for index in (0, 1)
+    ]
+    run = replace(make_run(), passes=2, windows=tuple(windows), axes=("model", "format"), conditions=tuple(conditions))
+    told = [one.text for one in findings(run)]
+    assert "Energy per token is lowest at format q4_0, 98.1 mJ." in told
+    assert "Energy per right answer is lowest at format q8_0, 6.27 J, 50% less than at q4_0." in told
+    drawn = figures(run, [], [])
+    assert [one.name for one in drawn][:2] == ["energy", "right-answers"]
+    assert drawn[1].told == "J per right answer over format: 12.6 at q4_0, 6.27 at q8_0"
+    note = document(run, [], drawn, [], [])
+    assert "; energy per right answer is lowest at format q8_0, 6.27 J" in note.answer
 
 
 def test_what_cannot_be_read_is_wrong_and_unanswered(make_window, make_run) -> None:
