@@ -21,7 +21,7 @@ from pytest_joules.cell import Cell, Curve, Does, Link, Modules, Overhead, Per, 
 from pytest_joules.errors import Unmeasured, UsageError, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.queueing import Batching, Lengths, Placing, Trace
-from pytest_joules.records import Basis, Condition, Run, Scope
+from pytest_joules.records import Basis, Condition, Run, Scope, model_text
 from pytest_joules.store import Store
 from pytest_joules.suite import Document, Name, Positive, read
 from pytest_joules.sweep import Cell as Conditioned
@@ -763,9 +763,7 @@ def _models_of(run: Run, condition: Condition) -> str:
     """What was run: names and formats, of the condition where they vary."""
     asked = {key: condition[axis] for axis, key in (("model", "name"), ("format", "format")) if axis in condition}
     return ", ".join(
-        f"{model['name']} {model.get('format') or ''}".strip()
-        for model in run.models
-        if all(model.get(key) == value for key, value in asked.items())
+        model_text(model) for model in run.models if all(model.get(key) == value for key, value in asked.items())
     )
 
 

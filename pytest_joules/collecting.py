@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pytest_joules.reporting import progress_for
 from pytest_joules.session import Hardware, Options, Session
 from pytest_joules.stash import COLLECTOR
 from pytest_joules.sweep import Sweep
+from pytest_joules.words import printable
 
 MARK_KEYS = ("suite", "against", "primary", "decide", "threshold", "holds", "fails")
 """What pytest.mark.joules may be given beside the suite's name."""
@@ -142,8 +144,30 @@ def collector_of(config: pytest.Config) -> Collector:
     return found
 
 
+_OPTIONS_WITH_PATHS = ("--joules-models", "--joules-results", "--joules-server")
+
+
+def _check_root(config: pytest.Config) -> None:
+    """See that no path behind an option became the project: pytest chooses its root directory before it knows these options.
+
+    Raises:
+        pytest.UsageError: the root directory became another one by that: suites and results would be another project's.
+    """
+    root, here = config.rootpath, config.invocation_params.dir
+    as_usual = root == here or (root in here.parents and config.inipath is not None)
+    if as_usual or config.getoption("rootdir") or hasattr(config, "workerinput"):
+        return
+    for option, value in itertools.pairwise(map(str, config.invocation_params.args)):
+        if option in _OPTIONS_WITH_PATHS and (here / value).exists():
+            raise pytest.UsageError(
+                f"{option} {value}: in two words pytest takes the path for one of tests, and took {root} for the project; write "
+                f"{option}={value}, or name the project with --rootdir"
+            )
+
+
 def options(config: pytest.Config) -> Options:
     """What was chosen, the command line before the ini file."""
+    _check_root(config)
 
     def chosen(name: str) -> Any:
         given = config.getoption(f"joules_{name}")
@@ -180,7 +204,7 @@ def tell(item: pytest.Item, error: JoulesError) -> NoReturn:
     reason = "; ".join([str(error), *getattr(error, "__notes__", ())])
     if not isinstance(error, Unmeasured | Void):
         # Nothing was judged: the suite, the engine or the meter could not be used, which is no verdict.
-        raise pytest.fail.Exception(f"joules: {reason}", pytrace=False) from None
+        raise pytest.fail.Exception(f"joules: {printable(reason)}", pytrace=False) from None
     word = "unmeasured" if isinstance(error, Unmeasured) else "void"
     _record(item, joules_verdict=word)
     _end(word, reason)
@@ -193,6 +217,8 @@ def _record(item: pytest.Item, **properties: str) -> None:
 
 
 def _end(word: str, reason: str) -> NoReturn:
+    # What a server answered stands in it, and is no order to this terminal.
+    reason = printable(reason)
     if word == "unmeasured":
         raise pytest.skip.Exception(f"unmeasured: {reason}") from None
     raise pytest.fail.Exception(f"{word}: {reason}", pytrace=False) from None

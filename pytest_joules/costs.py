@@ -382,6 +382,9 @@ def _model(run: Run, fixed: Condition) -> Mapping[str, Any]:
     candidates = [model for model in run.models if all(model.get(key) == value for key, value in stated.items())]
     # A draft model stands beside the model.
     candidates.sort(key=lambda model: model.get("name") != asked["name"])
+    if candidates and candidates[0].get("substitute"):
+        # A figure of another file is none of the model that was asked for.
+        return {"name": candidates[0].get("path"), "format": None}
     return candidates[0] if candidates else asked
 
 

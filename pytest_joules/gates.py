@@ -39,6 +39,12 @@ CAP_TOLERANCE = 0.03
 CUT_OFF_SHARE = 0.05
 """So many answers may end for want of tokens before a share of right ones says more of the limit than of the model."""
 
+ENDS = frozenset({"limit", "eos", "word"})
+"""How an answer ends that the model may end: anything else (abort, content_filter, none) broke it off."""
+
+_COUNTED_BY_THE_SERVER = frozenset({"timings", "tokens_predicted", "usage"})
+"""`counted_from` of answers with prompts; a tool whose windows hold no prefill has no prompt tokens to count."""
+
 PROMPT_TOKEN_STEPS = 50
 """A prompt token costs about one decode step at most, a few more with drafting; an image costs thousands."""
 
@@ -78,8 +84,9 @@ def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_token
     """Every request answered, nothing cut off at the front; at full length, by the length limit, unless the model may end it.
 
     Args:
-        exact: every answer is to have `answer_tokens`; otherwise that is the most.
+        exact: every answer is to have `answer_tokens`; otherwise that is the most, and why each ended must be known.
     """
+    limit = f"every answer {answer_tokens} tokens long" if exact else f"every answer of {answer_tokens} tokens at most"
     faults = []
     if len(answers) != asked:
         faults.append(f"{len(answers)} of {asked} answered")
@@ -89,18 +96,24 @@ def requests_complete(answers: Sequence[RequestRecord], asked: int, answer_token
     if wrong:
         instead = f"instead of {answer_tokens}" if exact else f"where 1 to {answer_tokens} are allowed"
         faults.append(f"{len(wrong)} answers of {wrong[0].predicted_n} tokens {instead}")
-    stopped = [a.stop_type for a in answers if exact and a.stop_type not in ("limit", None)]
+    reasons = [a.stop_type for a in answers if a.stop_type is not None]
+    stopped = [one for one in reasons if (one != "limit" if exact else one not in ENDS)]
     if stopped:
-        faults.append(f"stopped by {stopped[0]}, not by length")
+        faults.append(f"stopped by {stopped[0]}, not by length" + ("" if exact else " or by the model"))
+    unexplained = 0 if exact else len(answers) - len(reasons)
+    if unexplained and reasons:
+        faults.append(f"{unexplained} answers that do not say why they ended")
     if any(a.truncated for a in answers):
         faults.append("a prompt was truncated")
+    if unexplained and not faults:
+        return _unseen(
+            "answers complete", limit, "the server does not say why an answer ended; use a newer build of it"
+        )
     return Gate(
         name="answers complete",
         outcome="void" if faults else "pass",
         value="; ".join(faults) or f"{len(answers)} of {asked}",
-        limit=f"every answer {answer_tokens} tokens long"
-        if exact
-        else f"every answer of {answer_tokens} tokens at most",
+        limit=limit,
         remedy="raise context_per_slot, or see the server's log" if faults else "",
     )
 
@@ -146,6 +159,13 @@ def prompt_cache(answers: Sequence[RequestRecord], *, wanted: bool, each: tuple[
     cached = sum(a.cache_n for a in answers)
     computed = sum(a.prompt_n for a in answers)
     fault = cached == 0 if wanted else cached > 0
+    uncounted = any(not (a.cache_n or a.prompt_n) and a.counted_from in _COUNTED_BY_THE_SERVER for a in answers)
+    if uncounted and not cached:
+        return _unseen(
+            "prompt cache",
+            "some" if wanted else "none",
+            "the server does not count prompt tokens; use a newer build of it",
+        )
     odd = next((a for a in answers if _more_than_its_prompt(a)), None)
     value = f"{cached} of {cached + computed} prompt tokens from cache"
     remedy = ""
@@ -680,9 +700,9 @@ def _held(name: str, value: float | str, limit: str, remedy: str, *, flagged: bo
     )
 
 
-def _unseen(name: str, limit: str) -> Gate:
+def _unseen(name: str, limit: str, remedy: str = "") -> Gate:
     """A gate for which there was nothing to see."""
-    return Gate(name=name, outcome="not evaluable", value=None, limit=limit)
+    return Gate(name=name, outcome="not evaluable", value=None, limit=limit, remedy=remedy)
 
 
 def drafted(answers: Sequence[RequestRecord], *, wanted: bool = True) -> Gate:

@@ -244,5 +244,8 @@ METRICS: Mapping[str, Metric] = {
 OF_PREFILL = ("energy_per_prompt_token_mj", "prefill_share", "prompt_tokens_per_s")
 """Those that windows of prompts alone give."""
 
+OF_DRAFTS = ("draft_acceptance", "tokens_per_step")
+"""Those that come from the counts of drafted and accepted tokens."""
+
 GRADED = frozenset({"energy_per_correct_j", "accuracy", "correct", "answered"})
 """Those that hang on which questions were asked."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_joules.errors import JoulesError, MeterError, Unmeasured
+from pytest_joules.errors import Busy, JoulesError, MeterError, Unmeasured
 from pytest_joules.fixtures import against, model_server, power, sweep, warm_chip
 from pytest_joules.stash import COLLECTOR, POWER, WORKERS_NOTES
 
@@ -121,7 +121,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     try:
         yield
-    except (Unmeasured, MeterError) as error:
+    except (Busy, MeterError, Unmeasured) as error:
         from pytest_joules.collecting import tell
 
         tell(item, error)

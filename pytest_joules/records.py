@@ -16,6 +16,9 @@ PREFILL_TOKENS = 1
 """Length of the answers of a window that is all prompt. llama-server gives one token even where none is asked for; it takes it from
 the last step of the prompt, so that nothing is decoded for it."""
 
+PROMPT_ROUNDS = 4
+"""Rounds for which distinct prompts are made; after that they come round again, which an unused cache cannot notice."""
+
 Scope = Literal["chip", "gpu", "gpu+chip", "board", "wall"]
 Kind = Literal["instant", "interval_mean", "moving_average", "counter"]
 Basis = Literal["measured", "estimated", "synthetic", "transcribed", "transferred", "placeholder"]
@@ -253,8 +256,9 @@ class Window:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the window is not plainly measured: its failure, then the gates that void or flag."""
-        by_gate = [str(g) for g in self.gates if g.outcome in ("void", "flag")]
+        """Why the window is void or flagged: its failure, then the gates that made it so."""
+        worst = "void" if self.outcome == "void" else "flag"
+        by_gate = [str(g) for g in self.gates if g.outcome == worst]
         return (self.failure, *by_gate) if self.failure else tuple(by_gate)
 
 
@@ -365,6 +369,12 @@ class Run:
     questions: tuple[Mapping[str, Any], ...] = ()
     answers_file: str = ""
     schema_version: int = SCHEMA_VERSION
+
+
+def model_text(model: Mapping[str, Any]) -> str:
+    """A model of a run: `qwen2.5-7b-instruct q4_0`, or the file that was used in its place."""
+    asked = f"{model.get('name', 'unnamed')} {model.get('format') or ''}".strip()
+    return f"{model.get('path')} in place of {asked}" if model.get("substitute") else asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

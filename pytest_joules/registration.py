@@ -23,6 +23,7 @@ ALLOWED_IMPORTS = frozenset({"__future__", "math", "pytest", "pytest_joules", "t
 """What a prediction may import beside files of its own repository: nothing that could touch the machine."""
 
 _TIMEOUT_S = 20
+_NONSENSE = "git answered something that makes no sense here"
 _SCRUBBED = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CEILING_DIRECTORIES", "GIT_DISCOVERY_ACROSS_FILESYSTEM",
@@ -154,6 +155,8 @@ def examine(files: Sequence[Path]) -> Registration:
         return _examine([file.resolve() for file in files])
     except _GitError as error:
         return Registration(word="unavailable", detail=str(error))
+    except (ValueError, IndexError):
+        return Registration(word="unavailable", detail=_NONSENSE)
 
 
 def _examine(files: Sequence[Path]) -> Registration:
@@ -182,6 +185,14 @@ def _examine(files: Sequence[Path]) -> Registration:
             changed=tuple(changed),
             top=main,
         )
+    filtered = _filtered(tops)
+    if filtered:
+        return Registration(
+            word="unknown",
+            detail=f"git runs {', '.join(filtered)} through a filter, which may store another text than the file's",
+            head=head,
+            blobs=blobs,
+        )
     own = [file.relative_to(main).as_posix() for file in files if tops[file] == main]
     logged = _git(main, "log", "-1", "--no-show-signature", "--format=%H%n%cI%n%P", "--", *own, fails="")
     commit, committed_date, parents, *_ = [*logged.split("\n"), "", ""]
@@ -193,6 +204,20 @@ def _examine(files: Sequence[Path]) -> Registration:
         )
         return Registration(word="unknown", detail=detail, **known)  # type: ignore[arg-type]
     return Registration(word="registered", **known)  # type: ignore[arg-type]
+
+
+def _filtered(tops: Mapping[Path, Path]) -> list[str]:
+    """Names of files that an attribute sends through a filter: a program then decides what git takes for their content."""
+    found = []
+    for top in dict.fromkeys(tops.values()):
+        members = [file.relative_to(top).as_posix() for file in tops if tops[file] == top]
+        shown = _git(top, "check-attr", "-z", "filter", "--", *members).split("\0")
+        found += [
+            name
+            for name, value in zip(shown[::3], shown[2::3], strict=False)
+            if value not in ("unspecified", "unset", "set")
+        ]
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +300,8 @@ def before(file: Path, head: str, recorded_blob: str, result: Path | None = None
             return None, "it came with the result in one commit, which cannot tell what was first"
     except _GitError as error:
         return None, str(error)
+    except (ValueError, IndexError):
+        return None, _NONSENSE
     return False, "the run's commit does not hold it"
 
 
@@ -312,7 +339,7 @@ def contains(file: Path, commit: str, blobs: Mapping[str, str]) -> bool | None:
         if not _git(top, "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", fails=""):
             return None
         return _tree_blobs(top, list(blobs), commit) == dict(blobs)
-    except _GitError:
+    except (_GitError, ValueError, IndexError):
         return None
 
 

@@ -167,11 +167,11 @@ def of_file(model: Anatomy) -> Load:
         )
         if not value
     ]  # fmt: skip
+    if model.kv_unknown:
+        raise UsageError(f"{model.file}: its KV cache has no known size ({model.kv_unknown}), so there is no roof")
     if unsaid or model.kv_bytes_per_token is None:
         raise UsageError(f"{model.file}: the file does not say its {', '.join(unsaid)}; name another one of the model")
-    layers, heads, head_size = model.layers or 0, model.heads or 0, model.head_size or 0
-    # Table and output matrix are equally large, so where both are there one is half of them.
-    table = 0 if model.tied else model.embedding_parameters // 2
+    layers, heads, head_size = model.attention_layers or 0, model.heads or 0, model.head_size or 0
     return Load(
         name=model.file,
         basis="measured",
@@ -179,7 +179,7 @@ def of_file(model: Anatomy) -> Load:
         weight_bytes=model.weight_bytes,
         step_bytes=model.bytes_per_step,
         parameters=model.parameters,
-        step_parameters=model.parameters - table,
+        step_parameters=model.parameters_per_step,
         non_embedding_parameters=model.non_embedding_parameters,
         kv_bytes_per_token=dict(model.kv_bytes_per_token),
         attention_flop=4 * layers * heads * head_size,

@@ -114,6 +114,15 @@ class Hardware:
     power: PowerSource
 
 
+def _alone() -> None:
+    """Raises `Unmeasured` where several pytest workers would measure each other."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        raise Unmeasured(
+            f"{workers} pytest workers share this machine and would measure each other; run without -n, or with -n 0"
+        )
+
+
 class PowerSource:
     """Power of this machine: `window()` for any code, `meter()` for a suite's own needs."""
 
@@ -128,14 +137,17 @@ class PowerSource:
         """Measure the energy of a block of code with the best source of this machine; see `Power.window`.
 
         Raises:
-            Unmeasured: this machine has no such source.
-            MeterError: it has, and it cannot be read.
+            Unmeasured: this machine has no such source, or several workers share it.
+            Busy: another process measures this machine.
+            MeterError: it has a source, and that cannot be read.
         """
-        if self._open is None:
-            self._open = self._stack.enter_context(self.meter(scope=None, basis="any", rate_hz=10.0))
-        with self._open.window() as opened:
-            self.windows.append(opened)
-            yield opened
+        _alone()
+        with protocol.process_lock("a power window"):
+            if self._open is None:
+                self._open = self._stack.enter_context(self.meter(scope=None, basis="any", rate_hz=10.0))
+            with self._open.window() as opened:
+                self.windows.append(opened)
+                yield opened
 
     def told(self) -> str:
         """By what the windows of this session were measured, and what speaks against them; empty when there was none."""
@@ -295,7 +307,18 @@ class Session:
         """What is wrong with the collected predictions and suites before anything is measured: (errors, warnings)."""
         found, errors = self.examined()
         errors += [f"{one.prediction.name}: {reason}" for one in found for reason in one.errors]
-        return errors, [f"{one.prediction.name}: {reason}" for one in found for reason in one.warnings]
+        doubts = [f"{one.prediction.name}: {reason}" for one in found for reason in one.warnings]
+        return errors, doubts if errors else doubts + self._unused_substitutes()
+
+    def _unused_substitutes(self) -> list[str]:
+        suites = [self.suite_of(collected) for collected in self._collected.values()]
+        settings = [suite.setting(condition) for suite in suites for condition in suite.conditions]
+        asked = {name for setting in settings for name in (setting.model, setting.draft.draft_model) if name}
+        return [
+            f"--joules-model {name}: no suite here asks for this model{nearest(name, asked)}"
+            for name in self.options.substitutes
+            if name not in asked
+        ]
 
     def examined(self, *, thoroughly: bool = False) -> tuple[list[Examined], list[str]]:
         """Every collected prediction, examined, and what is wrong with suites, each fault once."""
@@ -360,9 +383,8 @@ class Session:
         if key not in self._models:
             folders = models.folders(self.options.model_folders, self.options.root)
             suites_folder = self.options.root / "suites"
-            self._models[key] = models.inspect(
-                models.find(name, form, folders, self.options.substitutes, suites_folder)
-            )
+            found = models.inspect(models.find(name, form, folders, self.options.substitutes, suites_folder))
+            self._models[key] = replace(found, substitute=name in self.options.substitutes)
         return self._models[key]
 
     def _files(self, setting: Setting) -> dict[tuple[str, str | None], ModelFile]:
@@ -490,11 +512,7 @@ class Session:
         return registration.examine(self._closure(collected, self.suite_of(collected))[0])
 
     def _measure(self, suite: Suite, hardware: Callable[[], Hardware]) -> store.StoredRun:
-        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        if workers > 1:
-            raise Unmeasured(
-                f"{workers} pytest workers share this machine and would measure each other; run without -n, or with -n 0"
-            )
+        _alone()
         on_suite = self._on_suite(suite)
         if not self.options.exploratory:
             self._refuse_unregistered([c for c in on_suite if c.selected])
@@ -504,11 +522,12 @@ class Session:
         asked = questions.sets(suite)
         used = {name: self.engine(name) for name in dict.fromkeys(s.engine for s in settings)}
         substituted = [
-            f"model {name}: {file.path.name} was used instead"
-            for (name, _), file in found.items()
-            if name in self.options.substitutes
+            f"model {name}: {file.path.name} was used instead" for (name, _), file in found.items() if file.substitute
         ]
-        with protocol.machine_lock(f"suite {suite.name}, process {os.getpid()}"):
+        mislabelled = [
+            f"model {name}: {said}" for (name, form), file in found.items() if (said := models.other_format(file, form))
+        ]
+        with protocol.process_lock(f"suite {suite.name}"):
             left = self.store.interrupted(self.machine_slug, suite.name)
             if self.options.resume and left is None and (unjudged := self._unjudged(suite)):
                 return unjudged
@@ -535,6 +554,7 @@ class Session:
                     provenance=self._provenance(on_suite),
                     deviations=(
                         *substituted,
+                        *mislabelled,
                         *random_weights,
                         *(f"meter {name} was passed over: it did not follow the chip" for name in deaf),
                     ),

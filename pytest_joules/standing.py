@@ -119,20 +119,21 @@ def stand(
     deviations = list(run.deviations)
     ended = ", " + DEVIATED if deviations else ""
     detail = "; ".join(deviations)
-    seen = [
-        attempt.run_id
+    before = [
+        attempt
         for attempt in known
         if attempt.run_id < run.run_id
         and attempt.saw_data
         and same_data(attempt, run)
         and contained(attempt.head) is not True
     ]
+    seen = [attempt.run_id for attempt in before]
     head = str(run.provenance.get("head", ""))
     if head != registered.head and contained(head) is not True:
         seen.append(run.run_id)
     if seen:
         at = (
-            "; ".join(label(c) for c in run.conditions if any(_same(c, t) for a in known for t in a.conditions))
+            "; ".join(label(c) for c in run.conditions if any(_same(c, t) for a in before for t in a.conditions))
             or "all"
         )
         said = f"said after {', '.join(dict.fromkeys(seen))} had measured the same model at a condition of this suite ({at})"

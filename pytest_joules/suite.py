@@ -10,7 +10,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,7 +38,7 @@ SHORTEST_PROMPT = 8
 """Prompts of a stated length have at least so many tokens: what makes them differ must fit into them."""
 
 CLOSED_LOOP_ROUNDS = 8
-"""So many questions for each slot at least, so that the end of a closed loop, where slots fall idle, weighs little."""
+"""So many requests for each slot at least, so that the end of a closed loop, where slots fall idle, weighs little."""
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -93,7 +93,8 @@ class Request:
             of the prompt, so that the energy of a prompt token, and the prompt's share of a request, can be told.
         temperature: 0 is greedy.
         seed: for sampling above temperature 0.
-        cache_prompt: let the engine reuse a prompt it has seen; then the answers must show that it did.
+        cache_prompt: let the engine reuse a prompt it has seen; then the answers must show that it did. Only for prompts that begin
+            alike: with `identical`, `shared_prefix_tokens` or `questions`.
         stream: have the tokens sent one by one, so that the time to the first one and between them is known. It keeps this
             program awake while the engine works; otherwise it sleeps until the answers are there.
         closed_loop: keep a request in flight for each of the N slots, the next one sent the moment one is answered, instead of rounds
@@ -136,11 +137,11 @@ class Draft:
     Attributes:
         draft_model, draft_format: looked up like `model` and `format`.
         draft_tokens_max: most tokens drafted per step.
-        draft_tokens_min: least tokens drafted per step.
+        draft_tokens_min: least tokens drafted per step, no more than that.
         draft_threshold: least probability at which drafting goes on; `off` drafts nothing and loads no draft model, so that both can be
             conditions of one suite.
         draft_synthetic_tokens: tokens that a pass over the model's weights is made to yield on average, its own one among them, whatever
-            was drafted: for energy against acceptance alone. The answers then mean nothing.
+            was drafted: for energy against acceptance alone. One more than `draft_tokens_max` is the most. The answers then mean nothing.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -798,8 +799,8 @@ def _check_sense(suite: Suite, document: Document) -> Iterator[str]:
     closed = any(request.closed_loop and request.questions is None for request in requests)
     if closed and protocol.rounds is not None and protocol.rounds < CLOSED_LOOP_ROUNDS:
         yield (
-            f"{document.place(('protocol', 'rounds'))}: protocol.rounds: a closed loop asks at least {CLOSED_LOOP_ROUNDS} "
-            "questions of each slot, so that its end weighs little; raise it or leave it out"
+            f"{document.place(('protocol', 'rounds'))}: protocol.rounds: a closed loop sends at least {CLOSED_LOOP_ROUNDS} "
+            "requests to each slot, so that its end weighs little; raise it or leave it out"
         )
     gates = suite.gates
     if gates.batch_flag_below < gates.batch_void_below:
@@ -866,11 +867,12 @@ _FLOATING = frozenset({"f32", "f16", "bf16"})
 
 
 def _check_prompts(suite: Suite, document: Document) -> Iterator[str]:
-    """What is asked of the length of prompts, of what they share, and of the cache that holds them; each fault once."""
+    """What is asked of prompts, of the cache that holds them, and of drafts; each fault once."""
     told: set[str] = set()
     for condition in suite.conditions:
         setting = suite.setting(condition)
-        for key, fault in _prompt_faults(setting):
+        faults = [*_prompt_faults(setting, suite.vary), *_draft_faults(setting.draft)]
+        for key, fault in faults:
             if key in told:
                 continue
             told.add(key)
@@ -879,12 +881,20 @@ def _check_prompts(suite: Suite, document: Document) -> Iterator[str]:
             yield f"{document.place((section, key))}: {section}.{key}: {fault}{f' (at {shown})' if shown else ''}"
 
 
-def _prompt_faults(setting: Setting) -> Iterator[tuple[str, str]]:
-    """Keys that do not go together, each with why and what to do."""
+def _prompt_faults(setting: Setting, varied: Container[str]) -> Iterator[tuple[str, str]]:
+    """Keys that do not go together, each with why and what to do.
+
+    Args:
+        varied: names of the suite's axes.
+    """
     request, server = setting.request, setting.server
     length, shared = request.prompt_tokens, request.shared_prefix_tokens
     if length is None and shared:
         yield "shared_prefix_tokens", "it is a part of prompts of a stated length; state prompt_tokens"
+    if request.prompt != Request().prompt and request.questions is None:
+        for key in ("prompt_text", "prompt_tokens"):
+            if getattr(request, key) is not None:
+                yield "prompt", f"{key} takes its place; remove one of them"
     if length is not None and request.prompt_text is not None:
         yield "prompt_text", "prompts of prompt_tokens have a text of their own; remove one of them"
     if length is not None and shared >= length:
@@ -894,6 +904,13 @@ def _prompt_faults(setting: Setting) -> Iterator[tuple[str, str]]:
         )
     if shared and request.identical:
         yield "identical", "identical prompts share all their tokens; remove it, or shared_prefix_tokens"
+    alike = request.identical or request.questions is not None or shared or "shared_prefix_tokens" in varied
+    if request.cache_prompt and not alike:
+        yield (
+            "cache_prompt",
+            "no two of these prompts begin alike, so that nothing of them is in the cache; state prompt_tokens and shared_prefix_tokens, "
+            "or identical: true",
+        )
     if request.cached_by_count and setting.protocol.warm == "cold":
         yield "cache_prompt", "a cold server has no prompt in its cache; leave out warm: cold, or cache_prompt"
     if request.prefill_windows and request.answer_tokens == PREFILL_TOKENS:
@@ -902,3 +919,16 @@ def _prompt_faults(setting: Setting) -> Iterator[tuple[str, str]]:
         yield "lengths", "answers of one token are what prefill_windows measures; leave 1 out"
     if server.flash_attention == "off" and server.cache_type_v not in _FLOATING:
         yield "flash_attention", f"a V cache of {server.cache_type_v} needs it; set it to on or auto"
+
+
+def _draft_faults(draft: Draft) -> Iterator[tuple[str, str]]:
+    """Numbers of drafted tokens that cannot be, each with why and what to do."""
+    most = draft.draft_tokens_max
+    if draft.draft_tokens_min > most:
+        yield "draft_tokens_min", f"{draft.draft_tokens_min} is over draft_tokens_max, {most}; lower it, or raise that"
+    made = draft.draft_synthetic_tokens
+    if made is not None and made > most + 1:
+        yield (
+            "draft_synthetic_tokens",
+            f"a pass yields {most + 1} tokens at most, draft_tokens_max and its own one; lower it, or raise that",
+        )

@@ -15,9 +15,11 @@ from tabulate import tabulate
 
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, UsageError, Void
+from pytest_joules.items import Drafts
 from pytest_joules.metrics import (
     GRADED,
     METRICS,
+    OF_DRAFTS,
     OF_PREFILL,
     Decode,
     decode,
@@ -53,6 +55,7 @@ class Cell:
         flags: what is known against the cell.
         change: against the first condition, as a published table printed it.
         items: what became of each question, by its id; empty where nothing was graded.
+        drafts: what became of the drafts for each prompt; empty where nothing was drafted.
     """
 
     condition: Condition
@@ -69,6 +72,7 @@ class Cell:
     flags: tuple[str, ...] = ()
     change: str = ""
     items: Mapping[str, items.Item] = field(default_factory=dict)
+    drafts: tuple[Drafts, ...] = ()
 
     def mean(self, metric: str) -> float:
         """Mean over the passes of each window's own figure.
@@ -517,7 +521,7 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
         "net_energy_per_token_mj": _why_no_net(run.idle),
         "decode_energy_per_token_mj": _why_no_decode(every),
         "idle_power_w": _NO_IDLE,
-        **dict.fromkeys(("draft_acceptance", "tokens_per_step"), _why_no_drafts(windows)),
+        **dict.fromkeys(OF_DRAFTS, _why_no_drafts(windows)),
         **_why_no_prefill(windows, every),
         **_why_no_times(windows),
         **_why_no_grades(windows),
@@ -530,6 +534,7 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
         flags=flags,
         undefined=undefined,
         items=items.of_windows(windows),
+        drafts=items.drafts_of_windows(windows),
     )
 
 
@@ -635,5 +640,10 @@ def _why_no_grades(windows: Sequence[Window]) -> dict[str, str]:
 def _why_no_times(windows: Sequence[Window]) -> dict[str, str]:
     whole = "the answers were not streamed; ask for it with request: {stream: true}"
     streamed = all(answer.first_token_s is not None for window in windows for answer in window.requests)
-    single = "answers of one token have no time between tokens; raise answer_tokens" if streamed else whole
-    return {"time_to_first_token_s": whole, "inter_token_s": single}
+    untimed = [a for window in windows for a in window.requests if a.inter_token_median_s is None]
+    between = (
+        "the pieces of the stream are no single tokens, and the server does not count them, so that nobody knows when each token came"
+        if any(answer.predicted_n > 1 for answer in untimed)
+        else "answers of one token have no time between tokens; raise answer_tokens"
+    )
+    return {"time_to_first_token_s": whole, "inter_token_s": between if streamed else whole}

@@ -5,7 +5,7 @@ single pass agree, else `narrow`. The perturbation of a condition's mean is exp(
 of the log residuals after the condition and pass means are taken out, pooled over the conditions, not under 1 %; t is Student's
 t with the pooled degrees of freedom. To it come each window's edge and lag half-width, one factor common to all conditions
 that spans the pass means, and one for the stated calibration error of the meter, which cancels in ratios. Figures of graded answers are
-multiplied besides by what other questions would have made of them (`items`).
+multiplied besides by what other questions would have made of them, figures of drafts by what other prompts would (`items`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pytest_joules import gates, items, synthetic
-from pytest_joules.metrics import GRADED, METRICS, OF_PREFILL
+from pytest_joules.metrics import GRADED, METRICS, OF_DRAFTS, OF_PREFILL
 from pytest_joules.prediction import Judgement, Prediction, judge
 from pytest_joules.records import OF_TABLE, Band, Condition, Run
 from pytest_joules.sweep import Cell, Sweep, label
@@ -42,6 +42,8 @@ _ALIKE = 0.8
 """Share of questions that a model gets right or wrong at every condition alike, where nothing was measured yet."""
 _PRIMARY = ("energy_per_token_mj", "tokens_per_s")
 """The two independent figures; every other metric is a product of their powers."""
+_FEWEST_PROMPTS = 3
+"""Two that agree by luck would say that all do."""
 _PLACES = {metric: place for place, metric in enumerate(METRICS)}
 
 
@@ -124,6 +126,8 @@ def robustness(
         reasons += _dissent(prediction, verdict, sweep, against)
     if verdict.reads.metrics & GRADED:
         reasons += _unknown_items(sweep, against)
+    if not verdict.reads.metrics.isdisjoint(OF_DRAFTS):
+        reasons += _unknown_drafts(sweep, against)
     agreement = _agreement(prediction, verdict.word, sweep, against)
     if agreement < AGREE_FOR_CLEAR:
         reasons.append(f"{agreement:.0%} of perturbed tables agree")
@@ -335,6 +339,27 @@ def _unknown_items(*tables: Sweep | None) -> Iterator[str]:
         yield f"no answer was right at {name}: how rare right ones are is unknown"
 
 
+def _unknown_drafts(*tables: Sweep | None) -> Iterator[str]:
+    """Why it is not known how far the acceptance of drafts could have come out otherwise."""
+    cells = [cell for table in tables if table is not None for cell in table.cells if not cell.void]
+    if any(
+        metric in figures
+        for cell in cells
+        if not cell.drafts
+        for figures in (cell.means, *cell.passes)
+        for metric in OF_DRAFTS
+    ):
+        yield "how many tokens were drafted for each prompt is not in the table: the noise of drafts is unknown"
+    for cell in cells:
+        if 0 < len(cell.drafts) < _FEWEST_PROMPTS:
+            told = "1 prompt" if len(cell.drafts) == 1 else f"{len(cell.drafts)} prompts"
+            yield f"{told} at {label(cell.condition)}: too few to tell how drafts for others do"
+        elif cell.drafts and not any(one.accepted for one in cell.drafts):
+            yield f"no drafted token was accepted at {label(cell.condition)}: how rare accepted ones are is unknown"
+        elif cell.drafts and all(one.accepted == one.drafted for one in cell.drafts):
+            yield f"every drafted token was accepted at {label(cell.condition)}: how rare rejected ones are is unknown"
+
+
 def _agreement(
     prediction: Prediction,
     word: str,
@@ -395,6 +420,8 @@ def figure_perturbations(
     logs += np.log1p(digits * np.minimum([cell.roundings.get(metric, 0.0) for cell in cells], _LARGEST_SHARE))
     if metric in GRADED:
         logs += np.log(items.factors([cell.items for cell in cells], rng, tables)[metric])
+    if metric in OF_DRAFTS:
+        logs += np.log(items.draft_factors([cell.drafts for cell in cells], rng, tables)[metric])
     return logs
 
 
@@ -461,10 +488,8 @@ class _Perturbed:
         # One for each figure that was printed: they were rounded one by one.
         digits = rng.uniform(-1.0, 1.0, size=(tables or TABLES, len(sweep.cells), len(METRICS)))
         energy, speed = (self._logs[metric].tolist() for metric in _PRIMARY)
-        graded = _graded_factors(sweep, rng, tables or TABLES)
-        if own := _prefill_factors(sweep, rng, passes, tables or TABLES):
-            graded = [[{**g, **o} for g, o in zip(*rows, strict=True)] for rows in zip(graded, own, strict=True)]
-        self._drawn = list(zip(energy, speed, digits.tolist(), graded, strict=True))
+        own = _own_factors(sweep, rng, passes, tables or TABLES)
+        self._drawn = list(zip(energy, speed, digits.tolist(), own, strict=True))
         self._factors = [_Factors(cell.roundings) for cell in sweep.cells]
         cells = [
             cell if cell.void else replace(cell, factors=factors)
@@ -474,51 +499,53 @@ class _Perturbed:
 
     def __call__(self, index: int) -> Sweep:
         for factors, *drawn in zip(self._factors, *self._drawn[index], strict=True):
-            factors.energy_log, factors.speed_log, factors.digits, factors.graded = drawn
+            factors.energy_log, factors.speed_log, factors.digits, factors.own = drawn
         return self._table
 
 
-def _graded_factors(sweep: Sweep, rng: np.random.Generator, tables: int) -> Sequence[Sequence[Mapping[str, float]]]:
-    """By table and cell, what the graded figures are multiplied by: what other questions of the kind would have changed."""
-    if not any(cell.items for cell in sweep.cells):
+def _own_factors(
+    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int
+) -> Sequence[Sequence[Mapping[str, float]]]:
+    """By table and cell, what figures with noise of their own are multiplied by beside the others."""
+    drawn: dict[str, np.ndarray] = {}
+    if any(cell.items for cell in sweep.cells):
+        drawn |= items.factors([cell.items for cell in sweep.cells], rng, tables)
+    drawn |= _prefill_factors(sweep, rng, passes, tables)
+    if any(cell.drafts for cell in sweep.cells):
+        drawn |= items.draft_factors([cell.drafts for cell in sweep.cells], rng, tables)
+    if not drawn:
         return [[{}] * len(sweep.cells)] * tables
-    drawn = items.factors([cell.items for cell in sweep.cells], rng, tables)
     rows = zip(*(figures.tolist() for figures in drawn.values()), strict=True)
     return [[dict(zip(drawn, cell, strict=True)) for cell in zip(*row, strict=True)] for row in rows]
 
 
-def _prefill_factors(
-    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int
-) -> Sequence[Sequence[Mapping[str, float]]]:
-    """By table and cell, what the figures of windows of prompts alone are multiplied by beside the others: they were measured at another
-    time, with noise and edges of their own. Empty where there are none.
-    """
+def _prefill_factors(sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int) -> dict[str, np.ndarray]:
+    """Of the figures of windows of prompts alone, which were measured at another time, with noise and edges of their own."""
     known = [m for m in OF_PREFILL if any(m in figures for cell in sweep.cells for figures in cell.passes)]
-    factors = []
+    factors = {}
     for metric in known:
         logs = _noise_logs(sweep, metric, rng, passes, tables)
         if not METRICS[metric].speed_power:
             logs = logs + _edge_logs(sweep.cells, rng, tables)
-        factors.append(np.exp(logs).tolist())
-    rows = zip(*factors, strict=True)
-    return [[dict(zip(known, cell, strict=True)) for cell in zip(*row, strict=True)] for row in rows]
+        factors[metric] = np.exp(logs)
+    return factors
 
 
 class _Factors(Mapping[str, float]):
     """What the means of one cell are multiplied by. Worked out when asked for: a rule reads one metric of twelve."""
 
-    __slots__ = ("_roundings", "digits", "energy_log", "graded", "speed_log")
+    __slots__ = ("_roundings", "digits", "energy_log", "own", "speed_log")
 
     def __init__(self, roundings: Mapping[str, float]) -> None:
         self._roundings = roundings
         self.energy_log = self.speed_log = 0.0
         self.digits: Any = ()
-        self.graded: Mapping[str, float] = {}
+        self.own: Mapping[str, float] = {}
 
     def __getitem__(self, metric: str) -> float:
         factor = _factor(metric, self.energy_log, self.speed_log)
-        if metric in self.graded:
-            factor *= self.graded[metric]
+        if metric in self.own:
+            factor *= self.own[metric]
         if metric in self._roundings:
             factor *= 1.0 + self.digits[_PLACES[metric]] * self._roundings[metric]
         return factor

@@ -33,7 +33,8 @@ def run(arguments: Sequence[str], paths: Sequence[Path]) -> Collector | None:
     # What pytest prints about its tests says the same in more words.
     with contextlib.redirect_stdout(io.StringIO()) as said:
         code = pytest.main(
-            ["-q", "-p", "joules", "-p", "no:cacheprovider", *arguments, *map(str, paths)], plugins=[Keep()]
+            ["-q", "-p", "joules", "-p", "no:cacheprovider", "-p", "no:randomly", *arguments, *map(str, paths)],
+            plugins=[Keep()],
         )
     if code in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.INTERRUPTED) or (
         Keep.collector is None and code != pytest.ExitCode.OK

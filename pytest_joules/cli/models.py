@@ -26,15 +26,25 @@ models_app = typer.Typer(no_args_is_help=True, help="Models: which are here, wha
 app.add_typer(models_app, name="models")
 
 Folders = Annotated[
-    list[Path] | None, typer.Option("--models", help="look into this folder before the usual places; may repeat")
+    list[Path] | None,
+    typer.Option(
+        "--models", "--joules-models", metavar="DIR", help="look into this folder before the usual places; may repeat"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
 def places(extra: Sequence[Path] | None) -> tuple[list[Path], Catalogue]:
-    """The folders that are looked through, and all that is known of models by name."""
+    """The folders that are looked through, and all that is known of models by name.
+
+    Raises:
+        UsageError: one of `extra` is no folder.
+    """
     from pytest_joules import models
 
+    for folder in extra or ():
+        if not folder.expanduser().is_dir():
+            raise UsageError(f"--models {folder}: there is no such folder; name one that holds .gguf files")
     folders = models.folders(extra or (), Path.cwd())
     return folders, models.known_models(folders, Path("suites"))
 
@@ -174,9 +184,10 @@ def show(
     Example: joules models show smollm2-135m-instruct --digest
 
     Keys of --json: file, files, size_bytes, name, architecture, licence, parameters, embedding_parameters, non_embedding_parameters,
-    layers, embedding_length, heads, kv_heads, head_size, feed_forward_length, context, sliding_window, experts, experts_used, tensors
-    (by format: count, parameters, bytes), weight_bytes, bytes_per_step, kv_bytes_per_token (f16, q8_0), tied, tokenizer, vocabulary,
-    chat_template, synthetic, sha256 (null without --digest). What a file does not say is null.
+    layers, draft_layers (the last ones, which no decode step runs), attention_layers, embedding_length, heads, kv_heads, head_size,
+    feed_forward_length, context, sliding_window, experts, experts_used, tensors (by format: count, parameters, bytes), weight_bytes,
+    bytes_per_step, parameters_per_step, kv_bytes_per_token (f16, q8_0), kv_unknown (why that is null; else empty), tied, tokenizer,
+    vocabulary, chat_template, synthetic, sha256 (null without --digest). What a file does not say is null.
     """
     from pytest_joules.models import anatomy, inspect
 
@@ -231,7 +242,7 @@ def _shown(found: Anatomy, sha256: str | None) -> Iterator[str]:
         "the output matrix too" if found.tied else "table and output matrix",
     )
     yield line("  non-embedding", f"{found.non_embedding_parameters:,}")
-    yield line("layers", found.layers)
+    yield line("layers", found.layers, _layers(found))
     yield line("embedding length", found.embedding_length)
     yield line("feed-forward length", found.feed_forward_length)
     yield line("heads", found.heads, f"{found.kv_heads} of keys and values, size {found.head_size}")
@@ -252,8 +263,18 @@ def _shown(found: Anatomy, sha256: str | None) -> Iterator[str]:
             "KV cache per token",
             ", ".join(f"{_size(size)} at {form}" for form, size in found.kv_bytes_per_token.items()),
         )
+    elif found.kv_unknown:
+        yield line("KV cache per token", None, found.kv_unknown)
     if sha256:
         yield line("sha256", sha256)
+
+
+def _layers(found: Anatomy) -> str:
+    run = (found.layers or 0) - found.draft_layers
+    said = [f"{found.draft_layers} of them only for drafting"] if found.draft_layers else []
+    if found.attention_layers is not None and found.attention_layers != run:
+        said.append(f"{found.attention_layers} with attention")
+    return ", ".join(said)
 
 
 def _experts(found: Anatomy) -> str:

@@ -27,9 +27,10 @@ from typing import Any
 
 from pytest_joules import machine
 from pytest_joules.engines import ClosedLoop, Counters, Part, Round
+from pytest_joules.engines._client import count_of
+from pytest_joules.engines._in_force import in_force
 from pytest_joules.engines._process import GuardedProcess, environment, said_by
 from pytest_joules.engines.llama_server import (
-    layers_in_force,
     locate,
     next_step,
     padded,
@@ -48,6 +49,8 @@ from pytest_joules.workload.prompts import text_of, usual_length
 _PIECE = 1 << 16
 _TOKENIZE_S = 60.0
 """How long counting the tokens of a prompt may take, for which the vocabulary is read."""
+_APART_S, _APART_SHARE = 0.5, 0.5
+"""How far a round's own times may be from its length, in seconds and as a share of it: more than a busy machine puts between them."""
 _CHARACTERS_A_TOKEN = 4
 """Of English text, roughly; only where the tokens cannot be counted."""
 
@@ -114,11 +117,16 @@ class Heard:
     says: Mapping[str, Any] | None = None
 
 
-def read_row(line: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+FLASH_ROW = {"on": 1, "1": 1, "off": 0, "0": 0}
+"""What a row says of flash attention by what its program was told; `true` and `false` of some builds are equal to these."""
+
+
+def read_row(line: str, wanted: Mapping[str, Any], needed: Sequence[str]) -> tuple[dict[str, Any], str]:
     """A row of JSON and what is wrong with it, if anything is.
 
     Args:
         wanted: what the row must say, where it says it at all.
+        needed: what of that it must say.
     """
     try:
         row = json.loads(line, parse_constant=lambda _: None)
@@ -126,6 +134,8 @@ def read_row(line: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], str]
         return {}, f"a row that is no JSON: {one_line(line, 80)}"
     if not isinstance(row, dict):
         return {}, f"a row that is no JSON object: {one_line(line, 80)}"
+    if missing := [key for key in needed if key not in row]:
+        return row, f"a row without {', '.join(missing)}: {one_line(line, 80)}"
     unlike = [
         f"{key} is {row[key]!r} instead of {value!r}" for key, value in wanted.items() if row.get(key, value) != value
     ]
@@ -198,9 +208,13 @@ class BenchTool(ABC):
     def heard(self, line: str, server: ServerSpec, shape: Shape) -> Heard | None:
         """What a line means; `None` when it is for the log."""
 
-    def inquire(self, setting: Setting, model: ModelFile, log_dir: Path, timeout_s: float) -> dict[str, Any]:
-        """What it says of itself when it is asked apart from the rounds; nothing unless a program has more to tell."""
-        return {}
+    def inquire(self, setting: Setting, model: ModelFile, timeout_s: float) -> tuple[dict[str, Any], list[str]]:
+        """What it says of itself when it is asked apart from the rounds, and deviations; nothing unless a program has more to tell."""
+        return {}, []
+
+    def in_force(self, server: ServerSpec, log: str) -> tuple[dict[str, Any], list[str]]:
+        """What the log of its rounds says it runs with, and what could not be checked. Raises `EngineError` where that is not as asked."""
+        return in_force(self.name, server, log)
 
     def command(self, setting: Setting, model: ModelFile, shape: Shape) -> tuple[list[str], list[str]]:
         """Command line, and what this build cannot be told.
@@ -253,10 +267,19 @@ def _tokens(tokenize: Path, model: Path, text: str) -> Sequence[int]:
             command, capture_output=True, text=True, errors="replace", timeout=_TOKENIZE_S, stdin=subprocess.DEVNULL,
             env=environment(), check=False,
         )  # fmt: skip
-        found = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise EngineError(f"llama-tokenize cannot count the prompt's tokens: {one_line(str(error), 120)}") from None
-    return [int(token) for token in found]
+    said = (done.stdout.strip().splitlines() or [""])[-1]
+    try:
+        found = json.loads(said) if done.returncode == 0 else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or any(count_of(token) is None for token in found):
+        why = one_line(said or (done.stderr.strip().splitlines() or ["it said nothing"])[-1], 120)
+        raise EngineError(
+            f"llama-tokenize cannot count the prompt's tokens (exit code {done.returncode}): {why}; use another build of llama.cpp"
+        )
+    return found
 
 
 def _guess(text: str) -> Sequence[int]:
@@ -300,7 +323,8 @@ class ToolServer:
             "identical has no effect: its prompts are random tokens": request.identical,
         }
         self.deviations += [f"{self._tool.name}: {what}" for what, asked in ineffective.items() if asked]
-        says = self._tool.inquire(self._setting, self._model, self._log_dir, self._ready_timeout_s)
+        says, deviations = self._tool.inquire(self._setting, self._model, self._ready_timeout_s)
+        self.deviations += deviations
         self._get_ready(Shape(length, request.answer_tokens, self.slots))
         remarks = [self._tool.remark, *(str(r) for r in (self.facts.pop("remark", ""), says.pop("remark", "")) if r)]
         self.facts |= says | {"remark": "; ".join(remarks)}
@@ -330,12 +354,18 @@ class ToolServer:
         held, shape = self._started()
         start, end, heard = held.run_on(self._timeout_s)
         length_s, idle_s = end - start, start - held.since_mono
-        # The program's own clock went on while it was held.
-        prompt_s = None if heard.prompt_s is None else max(0.0, heard.prompt_s - idle_s)
-        decode_s = length_s - (prompt_s or 0.0) if heard.decode_s is None else heard.decode_s
-        if heard.decode_s is not None:
-            apart_ms = 1000 * abs((prompt_s or 0.0) + decode_s - length_s)
-            self.facts["apart_ms"] = max(self.facts.get("apart_ms", 0.0), round(apart_ms, 3))
+        prompt_s, decode_s = heard.prompt_s, length_s if heard.decode_s is None else heard.decode_s
+        if prompt_s is not None:
+            # The program's own clock went on while it was held, unless it was held before it began the prompt.
+            begun_before = max(0.0, prompt_s - idle_s)
+            prompt_s = min((begun_before, prompt_s), key=lambda s: abs(s + decode_s - length_s))
+            apart_s = abs(prompt_s + decode_s - length_s)
+            if apart_s > _APART_S + _APART_SHARE * length_s:
+                raise EngineError(
+                    f"{self._tool.name} says that its round took {prompt_s + decode_s:.2f} s, and it took {length_s:.2f} s: its times are "
+                    "not to be relied on; use another build of llama.cpp"
+                )
+            self.facts["apart_ms"] = max(self.facts.get("apart_ms", 0.0), round(1000 * apart_s, 3))
         held.wait(self._timeout_s)
         prefills = prompt_s is not None
         self._steps += shape.answer_tokens + prefills
@@ -382,11 +412,13 @@ class ToolServer:
             self._held.wait(self._timeout_s)
         self._shape = shape
         self.deviations += [deviation for deviation in deviations if deviation not in self.deviations]
+        in_use, unchecked = tool.in_force(asked, self._held.process.log_text())
+        self.deviations += [deviation for deviation in unchecked if deviation not in self.deviations]
         remark = self.facts.pop("remark", None)
         self.facts |= {
             "arguments": _shortened(public(arguments, self._model, None)), "slots": self.slots,
             "context_per_slot": padded(asked.context_per_slot), **(first.says or {}),
-            **layers_in_force(tool.name, asked.gpu_layers, self._held.process.log_text()),
+            **in_use,
         }  # fmt: skip
         if remark:
             self.facts["remark"] = remark
@@ -519,11 +551,6 @@ class Held:
 def threads_of(server: ServerSpec) -> str:
     """CPU threads as a flag's value."""
     return str(server.threads or machine.describe().threads)
-
-
-def layers_of(server: ServerSpec) -> str:
-    """Layers on the GPU as a flag's value: 999 is more than any model has."""
-    return "999" if server.gpu_layers == "all" else str(server.gpu_layers)
 
 
 _VALUES = re.compile(r"<([^>]+)>")

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -25,9 +25,14 @@ DYING_S = 1.0
 """How long a server that dropped a request may take to show whether it died."""
 _MOST = 1e15
 """No count or time of an answer is larger; `1e999` is valid JSON and infinite."""
+_OTHER_BUILD = "use another build of the server"
 _OTHERS_S = 1.0
 """After one request of a round has failed, how long the others may take to show whether they fail too."""
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
+_UNSEEN_SHARE = 0.02
+"""So many of an answer's tokens may have come without an event of their own before nothing is said of the times between them."""
+_HELD_BACK = 4
+"""A character has four bytes at most, and a server may hold back a token for each until it is whole."""
 _T = TypeVar("_T")
 
 _BEGUN: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar("begun", default=lambda: None)
@@ -51,7 +56,11 @@ class Watched(Protocol):
 
 
 class Client(abc.ABC):
-    """Requests to one server, from a thread with an event loop of its own, so that callers need none."""
+    """Requests to one server, from a thread with an event loop of its own, so that callers need none.
+
+    Attributes:
+        cache_untold: whether an answer did not say how many tokens of its prompt came from a cache.
+    """
 
     def __init__(self, name: str, base: str, key: str, process: Watched, timeout_s: float, other_step: str) -> None:
         """Take the address of a server.
@@ -65,6 +74,7 @@ class Client(abc.ABC):
             other_step: what to do where nothing better is known.
         """
         self.name, self.other_step = name, other_step
+        self.cache_untold = False
         self._base, self._headers = base, {"Authorization": f"Bearer {key}"} if key else {}
         self._process, self._timeout_s = process, timeout_s
         self._loop = asyncio.new_event_loop()
@@ -282,12 +292,33 @@ class _Release:
         return self.mono
 
 
+def parts(
+    events: Iterable[tuple[float, bytes]], body: Callable[[int, str], dict[str, Any]]
+) -> Iterator[tuple[float, dict[str, Any] | None]]:
+    """The JSON objects of a stream with the times at which they arrived; `None` for `[DONE]`.
+
+    Args:
+        body: reads an object, and raises `EngineError` where it is an error or none; so does an event of the kind `error`, and one with
+            a field of that name, in which older builds of llama-server tell theirs.
+    """
+    for mono, event in events:
+        fields = [line.partition(":")[::2] for line in re.split(r"\r?\n", event.decode("utf-8", errors="replace"))]
+        data = "\n".join(value.strip() for name, value in fields if name == "data")
+        failures = [value for name, value in fields if name == "error"]
+        if ("event", "error") in [(name, value.strip()) for name, value in fields]:
+            failures.append(data or '"no reason was given"')
+        for failure in failures:
+            body(200, f'{{"error": {failure}}}')
+        if data:
+            yield mono, None if data == "[DONE]" else body(200, data)
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """How many tokens of an answer had been seen at a time."""
+    """How many tokens of an answer had been seen at a time; `None` where the server does not say, and sent a piece of text."""
 
     mono: float
-    tokens: int
+    tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,23 +334,36 @@ class Streamed:
 def timed(answer: RequestRecord, streamed: Streamed, start: float) -> RequestRecord:
     """The answer with the times of its tokens: the first since `start`, and from each to the next.
 
-    Tokens that came together, drafted ones or the parts of one character, share the time since those before them.
+    Tokens that came together, drafted ones or the parts of one character, share the time since those before them. Where the server
+    does not count them as they come, a piece is a token, provided that there are as many of the one as of the other: some send
+    several tokens in one piece, whose times nobody knows.
     """
-    arrivals = list(streamed.arrivals)
-    if answer.predicted_n > (arrivals[-1].tokens if arrivals else 0):
-        arrivals.append(Arrival(streamed.end_mono, answer.predicted_n))
-    if not arrivals:
+    seen = streamed.arrivals
+    if not seen:
+        first_s = round(streamed.end_mono - start, 6) if answer.predicted_n == 1 else None
+        return replace(answer, first_token_s=first_s)
+    answer = replace(answer, first_token_s=round(seen[0].mono - start, 6))
+    told = [one.tokens or 0 for one in seen]
+    counted = told[0] > 0 and told == sorted(told)
+    counts = told if counted else range(1, len(seen) + 1)
+    unseen = answer.predicted_n - counts[-1]
+    # The token with which a model ends an answer has no text.
+    few = _HELD_BACK if counted else int(answer.stop_type == "eos")
+    if abs(unseen) > max(few, _UNSEEN_SHARE * answer.predicted_n) or (counted and unseen < 0):
         return answer
-    gaps = []
-    for earlier, later in itertools.pairwise(arrivals):
-        count = later.tokens - earlier.tokens
-        gaps.append(((later.mono - earlier.mono) / count, count))
-    return replace(
-        answer,
-        first_token_s=round(arrivals[0].mono - start, 6),
-        inter_token_median_s=_not_exceeded(gaps, 0.5),
-        inter_token_p99_s=_not_exceeded(gaps, 0.99),
-    )
+    at = [(one.mono, count) for one, count in zip(seen, counts, strict=True)]
+    if counted and unseen:
+        at.append((streamed.end_mono, answer.predicted_n))
+    gaps = [
+        ((later - earlier) / (count - before), count - before)
+        for (earlier, before), (later, count) in itertools.pairwise(_first_of_each(at))
+    ]
+    return replace(answer, inter_token_median_s=_not_exceeded(gaps, 0.5), inter_token_p99_s=_not_exceeded(gaps, 0.99))
+
+
+def _first_of_each(at: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Of the moments with the same count the first."""
+    return [next(same) for _, same in itertools.groupby(at, key=lambda one: one[1])]
 
 
 def _not_exceeded(gaps: Sequence[tuple[float, int]], share: float) -> float | None:
@@ -330,6 +374,103 @@ def _not_exceeded(gaps: Sequence[tuple[float, int]], share: float) -> float | No
         if needed <= 0:
             return round(seconds, 6)
     return None
+
+
+def record_of(
+    name: str, body: Mapping[str, Any], stop_type: str | None, *, slot: int, round_index: int, sent_s: float, received_s: float,
+    first: str = "timings",
+) -> RequestRecord:  # fmt: skip
+    """One answer as its server counts it: in `timings`, in fields of its own, in OpenAI's `usage`, or in several of these.
+
+    Args:
+        name: of the engine, for messages.
+        first: the place that is named as the counts' own where there are several.
+
+    Raises:
+        EngineError: there is no count of generated tokens, or two counts contradict each other.
+    """
+    timings, usage, _ = _places(body)
+    sources = {
+        "timings": count_of(timings.get("predicted_n")),
+        "tokens_predicted": count_of(body.get("tokens_predicted")),
+        "usage": count_of(usage.get("completion_tokens")),
+    }
+    known = {place: count for place, count in sources.items() if count is not None}
+    predicted = _agreed(name, "generated tokens", known.values())
+    if predicted is None:
+        raise EngineError(
+            f"{name}: an answer has no count of generated tokens (no timings, tokens_predicted or usage); use a newer build"
+        )
+    computed, cached = _of_the_prompt(name, body)
+    drafted, accepted = _drafts(name, timings)
+    return RequestRecord(
+        slot=slot, round=round_index, sent_s=round(sent_s, 6), received_s=round(received_s, 6), prompt_n=computed, cache_n=cached or 0,
+        predicted_n=predicted, prompt_ms=figure(timings.get("prompt_ms")), predicted_ms=figure(timings.get("predicted_ms")),
+        stop_type=stop_type, truncated=bool(body.get("truncated", False)), draft_n=drafted, draft_accepted_n=accepted,
+        counted_from=first if first in known else next(iter(known)),
+    )  # fmt: skip
+
+
+def tells_of_cache(body: Mapping[str, Any]) -> bool:
+    """Whether an answer says, in one way or the other, how many tokens of its prompt came from a cache."""
+    return _of_the_prompt("", body)[1] is not None
+
+
+def _of_the_prompt(name: str, body: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Tokens of the prompt that were computed, and that came from a cache (`None`: not told); 0 and `None` where none are counted.
+
+    Raises:
+        EngineError: two counts contradict each other.
+    """
+    timings, usage, details = _places(body)
+    computed = count_of(timings.get("prompt_n"))
+    whole = _agreed(name, "prompt tokens", map(count_of, (body.get("tokens_evaluated"), usage.get("prompt_tokens"))))
+    cached = _agreed(
+        name, "prompt tokens from the cache", map(count_of, (timings.get("cache_n"), details.get("cached_tokens")))
+    )
+    if whole is None:
+        return computed or 0, cached
+    # Builds that leave one of the two out tell the prompt's whole length beside it.
+    if cached is None and computed is not None:
+        cached = whole - computed
+    if computed is None:
+        computed = whole - (cached or 0)
+    if computed < 0 or (cached or 0) < 0 or computed + (cached or 0) != whole:
+        raise EngineError(
+            f"{name}: an answer contradicts itself: of {whole} prompt tokens {computed} were computed and {cached} came from the cache; "
+            f"{_OTHER_BUILD}"
+        )
+    return computed, cached
+
+
+def _drafts(name: str, timings: Mapping[str, Any]) -> tuple[int, int]:
+    """Tokens that were drafted and accepted. Raises `EngineError` where only one of the two is told, or more were accepted."""
+    told = timings.get("draft_n"), timings.get("draft_n_accepted")
+    if told == (None, None):
+        return 0, 0
+    drafted, accepted = map(count_of, told)
+    if drafted is None or accepted is None or accepted > drafted:
+        raise EngineError(
+            f"{name}: an answer has draft_n {told[0]} and draft_n_accepted {told[1]}, which is no share of accepted drafts; {_OTHER_BUILD}"
+        )
+    return drafted, accepted
+
+
+def _places(body: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]:
+    """`timings`, `usage` and its `prompt_tokens_details`; empty where an answer has something else there."""
+    timings, usage = (part if isinstance(part, dict) else {} for part in (body.get("timings"), body.get("usage")))
+    details = usage.get("prompt_tokens_details")
+    return timings, usage, details if isinstance(details, dict) else {}
+
+
+def _agreed(name: str, what: str, counts: Iterable[int | None]) -> int | None:
+    """The one count of those that an answer has. Raises `EngineError` where they differ."""
+    known = list(dict.fromkeys(count for count in counts if count is not None))
+    if len(known) > 1:
+        raise EngineError(
+            f"{name}: an answer contradicts itself: it counts {' and '.join(map(str, known))} {what}; {_OTHER_BUILD}"
+        )
+    return known[0] if known else None
 
 
 def figure(value: object) -> float | None:

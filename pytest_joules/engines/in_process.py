@@ -25,6 +25,7 @@ from typing import Any
 
 from pytest_joules import machine
 from pytest_joules.engines import ClosedLoop, Counters, Part, Round, _in_process_child
+from pytest_joules.engines._in_force import in_force, layers_of
 from pytest_joules.engines._process import GuardedProcess
 from pytest_joules.engines.llama_server import padded
 from pytest_joules.errors import EngineError, Unmeasured
@@ -38,9 +39,6 @@ NAME = "in-process"
 
 INCLUDES: tuple[Part, ...] = ("prefill", "decode", "sampling")
 """What a window holds."""
-
-ALL_LAYERS = 999
-"""More layers than any model has."""
 
 COUNTED_FROM = "engine"
 """Where the counts of an answer come from: tokens that this engine handed over and got, which llama.cpp's own counters confirm."""
@@ -163,14 +161,20 @@ class InProcessEngine:
         remark = translated(self._facts["platform"])
         return {"name": NAME, "includes": list(INCLUDES), **self._facts, **({"remark": remark} if remark else {})}
 
+    def cannot(self, setting: Setting) -> str:
+        """Why it is not made for a setting; empty when it is."""
+        if setting.draft.draft_model:
+            return f"{NAME}: it has no draft models; leave out draft, or take engine: llama-server"
+        return ""
+
     @contextlib.contextmanager
     def serve(
         self, setting: Setting, model: ModelFile, draft: ModelFile | None, log_dir: Path, ready_timeout_s: float,
         request_timeout_s: float,
     ) -> Iterator[InProcessServer]:  # fmt: skip
         """Start the child, load the model, check that it runs as asked; end and reap it at the end."""
-        if draft is not None or setting.draft.draft_model:
-            raise EngineError("in-process engine: it has no draft models; use engine: llama-server")
+        if unfit := self.cannot(setting):
+            raise EngineError(unfit)
         facts = self._facts
         check_gpu(setting.server.gpu_layers, facts)
         child = _Child(log_dir, ready_timeout_s)
@@ -204,7 +208,7 @@ class InProcessServer:
         asked = self._setting.server
         per_slot = padded(asked.context_per_slot)
         parameters = {
-            "gpu_layers": ALL_LAYERS if asked.gpu_layers == "all" else asked.gpu_layers,
+            "gpu_layers": layers_of(asked),
             "context": per_slot * asked.parallel, "slots": asked.parallel, "batch": asked.batch_tokens, "ubatch": asked.ubatch_tokens,
             "threads": asked.threads or machine.describe().threads, "flash": asked.flash_attention,
             "type_k": asked.cache_type_k, "type_v": asked.cache_type_v,
@@ -229,38 +233,12 @@ class InProcessServer:
                 f"in-process engine: {self._context} tokens of context per slot, {asked.context_per_slot} were asked for; "
                 "ask for what the model was made for, or for fewer slots"
             )
-        self.facts = {"model": model.path.name, "parameters": parameters, **found, **self._from_log()}
-        self._check_layers()
+        has_gpu = self._library["gpu_offload"]
+        facts, unchecked = in_force("in-process engine", asked, self._child.process.log_text(), has_gpu=has_gpu)
+        self.facts = {"model": model.path.name, "parameters": parameters, **found, **facts}
+        self.deviations += unchecked
         if remark := translated(self._library["platform"]):
             self.deviations.append(remark)
-
-    def _from_log(self) -> dict[str, Any]:
-        log = self._child.process.log_text()
-        found: dict[str, Any] = {}
-        if layers := re.search(r"offloaded (\d+)/(\d+) layers to GPU", log):
-            found = {"offloaded_layers": int(layers[1]), "layers": int(layers[2])}
-        elif not self._library["gpu_offload"]:
-            found = {"offloaded_layers": 0}
-        if flash := re.search(r"Flash Attention (?:was auto, set to )?(enabled|disabled)", log):
-            found["flash_attention"] = flash[1]
-        return found
-
-    def _check_layers(self) -> None:
-        asked, offloaded, layers = (
-            self._setting.server.gpu_layers, self.facts.get("offloaded_layers"), self.facts.get("layers")
-        )  # fmt: skip
-        if asked == "all" and not self._library["gpu_offload"]:
-            # All layers that this build can put on a GPU are: none. The figures are of the CPU, which must be said.
-            self.facts["remark"] = "built without GPU support: all layers ran on the CPU"
-            if gpus := machine.describe().gpus:
-                self.deviations.append(f"llama-cpp-python is built without GPU support: {gpus[0]} was not used")
-            return
-        wanted = layers if asked == "all" else min(asked, layers or asked)
-        if offloaded is not None and wanted is not None and offloaded < wanted:
-            raise EngineError(
-                f"in-process engine: {offloaded} of {layers or '?'} layers are on the GPU, {asked} were asked for; "
-                "free its memory, build llama-cpp-python for this GPU, or set gpu_layers"
-            )
 
     def prompts(self, text: str, count: int, first: int = 0, *, identical: bool = False) -> list[list[int]]:
         """Prompts as token ids, equally long, distinct unless `identical`."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_joules.engines._bench_tool import BenchTool, Heard, Shape, layers_of, program, read_row, threads_of
+from pytest_joules.engines._bench_tool import FLASH_ROW, BenchTool, Heard, Shape, program, read_row, threads_of
+from pytest_joules.engines._in_force import layers_of
 from pytest_joules.engines.llama_server import VERBOSE_LEVEL, padded
 from pytest_joules.models import ModelFile
 from pytest_joules.suite import Server, Setting
@@ -47,7 +48,7 @@ class BatchedBench(BenchTool):
             ("--no-kv-unified",),
             ("--threads", threads),
             ("--threads-batch", threads),
-            ("--gpu-layers", layers_of(server)),
+            ("--gpu-layers", str(layers_of(server))),
             ("--flash-attn", server.flash_attention),
             ("--cache-type-k", server.cache_type_k),
             ("--cache-type-v", server.cache_type_v),
@@ -66,7 +67,11 @@ class BatchedBench(BenchTool):
             "pp": shape.prompt_tokens, "tg": shape.answer_tokens, "pl": shape.parallel, "is_pp_shared": 0,
             "n_batch": server.batch_tokens, "n_ubatch": server.ubatch_tokens, "n_threads": threads, "n_threads_batch": threads,
         }  # fmt: skip
-        row, fault = read_row(line, wanted)
+        if "--gpu-layers" in self.flags:
+            wanted["n_gpu_layers"] = layers_of(server)
+        if "--flash-attn" in self.flags and server.flash_attention in FLASH_ROW:
+            wanted["flash_attn"] = FLASH_ROW[server.flash_attention]
+        row, fault = read_row(line, wanted, ["pp", "tg", "pl"])
         times = [row.get("t_pp"), row.get("t_tg")]
         if not fault and not all(isinstance(t, int | float) and 0 < t < float("inf") for t in times):
             fault = f"a row without its times (t_pp, t_tg): {line[:80]}"

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
 from typing import Any
 
-from pytest_joules.engines._bench_tool import BenchTool, Heard, Shape, layers_of, program, read_row, takes, threads_of
+from pytest_joules.engines._bench_tool import FLASH_ROW, BenchTool, Heard, Shape, program, read_row, takes, threads_of
+from pytest_joules.engines._in_force import in_force, layers_of
 from pytest_joules.engines._process import environment
-from pytest_joules.engines.llama_server import layers_in_force, next_step
+from pytest_joules.engines.llama_server import next_step
 from pytest_joules.errors import EngineError
 from pytest_joules.models import ModelFile
 from pytest_joules.suite import Server, Setting
@@ -28,6 +28,8 @@ _RUN = re.compile(r"llama-bench: benchmark \d+/\d+: (?P<what>\w+) run (?P<number
 _FACTS = ("build_commit", "build_number", "cpu_info", "gpu_info", "backends", "model_type", "n_threads", "n_batch", "n_ubatch",
           "type_k", "type_v", "n_gpu_layers", "flash_attn")  # fmt: skip
 """What a row says of how it was run."""
+_WITHOUT_GPU = frozenset({"CPU", "BLAS"})
+"""Backends that compute on no GPU."""
 
 
 def find(where: str | None = None) -> LlamaBench:
@@ -67,7 +69,7 @@ class LlamaBench(BenchTool):
             ("-p", "0"),
             ("-o", "jsonl"),
             ("-t", threads_of(server)),
-            ("-ngl", layers_of(server)),
+            ("-ngl", str(layers_of(server))),
             ("-fa", self._flash(server.flash_attention)),
             ("-ctk", server.cache_type_k),
             ("-ctv", server.cache_type_v),
@@ -87,8 +89,12 @@ class LlamaBench(BenchTool):
             return Heard(ends=int(match["number"]) > 1 or not generating, holds=generating)
         return None
 
-    def inquire(self, setting: Setting, model: ModelFile, log_dir: Path, timeout_s: float) -> dict[str, Any]:
-        """What a row of JSON says of how it runs, from a test of a single token.
+    def in_force(self, server: Server, log: str) -> tuple[dict[str, Any], list[str]]:
+        """Nothing: the log of its rounds is empty, and `inquire` has read that of a run that tells all."""
+        return {}, []
+
+    def inquire(self, setting: Setting, model: ModelFile, timeout_s: float) -> tuple[dict[str, Any], list[str]]:
+        """What a row of JSON and the log say of how it runs, from a test of a single token.
 
         Raises:
             EngineError: it gives no such row, or runs otherwise than asked.
@@ -113,15 +119,22 @@ class LlamaBench(BenchTool):
         if not line:
             said = one_line(" | ".join(done.stderr.strip().splitlines()[-3:])) or "it said nothing"
             raise EngineError(f"{NAME} gave no row (exit code {done.returncode}): {said}; {next_step(said)}")
-        wanted = {
+        wanted: dict[str, Any] = {
             "n_gen": 1, "n_threads": int(threads_of(server)), "n_batch": server.batch_tokens, "n_ubatch": server.ubatch_tokens,
             "type_k": server.cache_type_k, "type_v": server.cache_type_v,
         }  # fmt: skip
-        row, fault = read_row(line, wanted)
+        flash = self._flash(server.flash_attention) if "-fa" in self.flags else ""
+        if flash in FLASH_ROW:
+            wanted["flash_attn"] = FLASH_ROW[flash]
+        if "-ngl" in self.flags:
+            wanted["n_gpu_layers"] = layers_of(server)
+        row, fault = read_row(line, wanted, ["n_gen"])
         if fault:
             raise EngineError(f"{NAME} gave {fault}; use another build of llama.cpp")
         says = {key: row[key] for key in _FACTS if key in row}
-        says |= layers_in_force(NAME, server.gpu_layers, done.stderr)
-        if says.get("backends") == "CPU" and server.gpu_layers == "all":
-            says |= {"offloaded_layers": 0, "remark": "no GPU: all layers ran on the CPU"}
-        return says
+        # Where there is no GPU it takes any number of layers, and its log says nothing of them.
+        backends = str(row.get("backends", "?")).split(",")
+        facts, deviations = in_force(NAME, server, done.stderr, has_gpu=not _WITHOUT_GPU.issuperset(backends))
+        if server.flash_attention == "auto" and flash in FLASH_ROW:
+            deviations.append(f"this {NAME} has no auto for flash attention, which is off")
+        return says | facts, deviations

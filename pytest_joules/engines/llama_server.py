@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import re
 import secrets
@@ -15,13 +16,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from pytest_joules import machine
 from pytest_joules.engines import ClosedLoop, Counters, Part, Round
-from pytest_joules.engines._client import Arrival, Client, Streamed, count_of, figure, timed
+from pytest_joules.engines._client import Arrival, Client, Streamed, count_of, parts, record_of, tells_of_cache, timed
+from pytest_joules.engines._in_force import in_force, layers_of
 from pytest_joules.engines._process import GuardedProcess, environment, said_by
 from pytest_joules.errors import EngineError, Unmeasured, UsageError
 from pytest_joules.models import ModelFile
@@ -29,6 +31,8 @@ from pytest_joules.records import RequestRecord
 from pytest_joules.suite import Setting
 from pytest_joules.words import one_line
 from pytest_joules.workload.prompts import numbered, of_length
+
+_Done = TypeVar("_Done", bound=Round)
 
 NAME = "llama-server"
 
@@ -46,7 +50,6 @@ _SHORT_S = 30.0
 _FITTED = re.compile(r"(?:params_fit|fit_params)\w*: (?:.*reduced from|set to use) .*")
 _DRAFT_REFUSED = re.compile(r".*(?:draft model .*must .*match|failed to load draft model|draft model .*incompatible).*")
 _PORT_TAKEN = re.compile(r"couldn.t bind|address already in use|failed to bind", re.IGNORECASE)
-_NO_GPU = "no usable GPU found"
 _SYNTHETIC_FLAG = "--spec-synth-len"
 VERBOSE_LEVEL = re.compile(r"^\s*- (\d): trace", re.MULTILINE)
 """The level of builds that print what the library says about offloading only there. Older ones print it anyway, and the same number
@@ -62,6 +65,9 @@ _NEXT_STEPS = (
     (re.compile(r"failed to load model|error loading model|invalid magic", re.IGNORECASE), "check the model file, or use a build that knows it"),
 )  # fmt: skip
 _OTHER_STEP = "try another build with --joules-server"
+_CACHE_UNTOLD = "this llama-server does not say how many prompt tokens came from its cache, which could not be checked"
+_OLDER_STOPS = {"stopped_eos": "eos", "stopped_word": "word", "stopped_limit": "limit"}
+"""What builds without `stop_type` set to true, in its words."""
 
 
 def find(where: str | None = None) -> LlamaServerEngine:
@@ -118,11 +124,12 @@ def parse_version(text: str) -> dict[str, Any]:
     """Build number, commit and version from the output of `--version`, whichever stream they came on; unknown is `None`."""
     match = next((m for pattern in _BUILD_AND_COMMIT if (m := pattern.search(text))), None)
     build = int(match["build"]) if match else None
-    semver = _SEMVER.search(text)
+    # A line of a library that is loaded may look like it: the program's own is the one with its build, or else the only one.
+    versions = set(_SEMVER.findall(match.group() if match else text))
     return {
         "build": build if build is not None and build >= _LEAST_REAL_BUILD else None,
         "commit": match["commit"] if match else None,
-        "semver": semver.group(1) if semver else None,
+        "semver": versions.pop() if len(versions) == 1 else None,
     }
 
 
@@ -250,6 +257,7 @@ class LlamaServerEngine:
         if per_slot != server.context_per_slot:
             deviations.append(f"context_per_slot {server.context_per_slot} is padded to {per_slot} by the server")
         threads = str(server.threads or machine.describe().threads)
+        layers = str(layers_of(server))
         wanted: list[tuple[str, ...]] = [
             ("--model", str(model.path)),
             ("--parallel", str(server.parallel)),
@@ -258,7 +266,7 @@ class LlamaServerEngine:
             ("--fit", "off"),
             ("--threads", threads),
             ("--threads-batch", threads),
-            ("--gpu-layers", "999" if server.gpu_layers == "all" else str(server.gpu_layers)),
+            ("--gpu-layers", layers),
             ("--flash-attn", server.flash_attention),
             ("--cache-type-k", server.cache_type_k),
             ("--cache-type-v", server.cache_type_v),
@@ -287,7 +295,16 @@ class LlamaServerEngine:
                 ("--spec-draft-n-max", str(options.draft_tokens_max)),
                 ("--spec-draft-n-min", str(options.draft_tokens_min)),
                 ("--spec-draft-p-min", str(options.draft_threshold)),
+                ("--gpu-layers-draft", layers),
             ]
+            as_the_model = (
+                ("--threads-draft", threads),
+                ("--threads-batch-draft", threads),
+                ("--cache-type-k-draft", server.cache_type_k),
+                ("--cache-type-v-draft", server.cache_type_v),
+            )
+            # A build without one of these gives the draft model what the model has.
+            wanted += [flag for flag in as_the_model if flag[0] in self.flags]
             if options.draft_synthetic_tokens is not None:
                 wanted.append((_SYNTHETIC_FLAG, str(options.draft_synthetic_tokens)))
         arguments: list[str] = []
@@ -328,7 +345,7 @@ class LlamaServer:
         """Compare what the server says it runs with what was asked.
 
         Raises:
-            EngineError: slots, context, model or GPU layers are not as asked.
+            EngineError: slots, context, model, GPU layers or flash attention are not as asked.
         """
         props = self._connection.get_json("/props")
         asked = self._setting.server
@@ -360,7 +377,9 @@ class LlamaServer:
             "context_per_slot": context,
             "build_info": props.get("build_info"),
         }
-        self.facts |= layers_in_force(NAME, asked.gpu_layers, log)
+        facts, unchecked = in_force(NAME, asked, log)
+        self.facts |= facts
+        self.deviations += unchecked
         if fitted := _FITTED.search(log):
             raise EngineError(
                 f"llama-server changed what was asked for to fit the memory ({one_line(fitted.group())}); ask for less, or free memory"
@@ -395,14 +414,14 @@ class LlamaServer:
         """Release all requests at one instant and wait for all the answers."""
         stream = self._setting.request.stream
         payloads = self._payloads(prompts, answer_tokens, stream, placed=True)
-        return self._connection.round(payloads, round_index, stream=stream)
+        return self._as_sent(self._connection.round(payloads, round_index, stream=stream), prompts)
 
     def run_round_in_phases(
         self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int, decoding: Callable[[], None]
     ) -> Round:
         """As `run_round`, with streamed answers; its first event brings the first token."""
         payloads = self._payloads(prompts, answer_tokens, stream=True, placed=True)
-        return self._connection.round(payloads, round_index, stream=True, decoding=decoding)
+        return self._as_sent(self._connection.round(payloads, round_index, stream=True, decoding=decoding), prompts)
 
     def run_closed_loop(
         self, prompts: Sequence[Sequence[int]], answer_tokens: int, *, stream: bool | None = None, exact: bool = True
@@ -410,7 +429,24 @@ class LlamaServer:
         """Keep a request in flight for each slot until all prompts are answered."""
         streamed = self._setting.request.stream if stream is None else stream
         payloads = self._payloads(prompts, answer_tokens, streamed, exact=exact)
-        return self._connection.closed_loop(payloads, self.slots, stream=streamed, exact=exact)
+        return self._as_sent(self._connection.closed_loop(payloads, self.slots, stream=streamed, exact=exact), prompts)
+
+    def _as_sent(self, done: _Done, prompts: Sequence[Sequence[int]]) -> _Done:
+        """The answers, once their prompts are known to be as long as they were sent.
+
+        Raises:
+            EngineError: one is not. A prompt that the server says it cut, or does not count, is left to the gates.
+        """
+        if self._connection.cache_untold and _CACHE_UNTOLD not in self.deviations:
+            self.deviations.append(_CACHE_UNTOLD)
+        for answer, prompt in zip(done.answers, prompts, strict=True):
+            counted = answer.prompt_n + answer.cache_n
+            if counted not in (0, len(prompt)) and not answer.truncated:
+                raise EngineError(
+                    f"llama-server: a prompt of {len(prompt)} tokens was sent, and {counted} are counted ({answer.prompt_n} computed, "
+                    f"{answer.cache_n} from the cache): it was cut, or the counts are wrong; raise context_per_slot, or {_OTHER_STEP}"
+                )
+        return done
 
     def _payloads(
         self,
@@ -454,16 +490,17 @@ class LlamaServer:
         return str(self._connection.post_json("/completion", body).get("content", ""))
 
     def counters(self) -> Counters | None:
-        """Decode steps and busy slots so far, from /metrics; `None` on builds without them."""
+        """Decode steps and busy slots so far, from /metrics; `None` on builds without them or where they are no numbers."""
         try:
             text = self._connection.get_text("/metrics")
         except EngineError:
             return None
-        found = dict(re.findall(r"^llamacpp:(\w+)\s+([-+.\deE]+)$", text, re.MULTILINE))
-        if "n_decode_total" not in found or "n_busy_slots_per_decode" not in found:
+        found = dict(re.findall(r"^llamacpp:(\w+)\s+(\S+)$", text, re.MULTILINE))
+        try:
+            steps, busy = (float(found[name]) for name in ("n_decode_total", "n_busy_slots_per_decode"))
+        except (KeyError, ValueError):
             return None
-        steps = float(found["n_decode_total"])
-        return Counters(steps, steps * float(found["n_busy_slots_per_decode"]))
+        return Counters(steps, steps * busy) if 0 <= steps < math.inf and 0 <= busy < math.inf else None
 
 
 class _Connection(Client):
@@ -544,11 +581,14 @@ class _Connection(Client):
             streamed = _read(await self._events("/completion", payload))
             received = time.monotonic()
             answer = _answer(streamed.final, slot, round_index, sent - start, received - start)
+            self.cache_untold |= not tells_of_cache(streamed.final)
             return timed(answer, streamed, start), streamed.text
         status, text = await self._ask("POST", "/completion", payload, self._timeout_s)
         received = time.monotonic()
         body = _object(status, text)
-        return _answer(body, slot, round_index, sent - start, received - start), str(body.get("content") or "")
+        answer = _answer(body, slot, round_index, sent - start, received - start)
+        self.cache_untold |= not tells_of_cache(body)
+        return answer, str(body.get("content") or "")
 
 
 def free_port() -> int:
@@ -562,34 +602,6 @@ def public(arguments: Sequence[str], model: ModelFile, draft: ModelFile | None) 
     """The arguments with file names in place of paths."""
     names = {str(file.path): file.path.name for file in (model, draft) if file is not None}
     return [names.get(argument, argument) for argument in arguments]
-
-
-def layers_in_force(name: str, asked: int | str, log: str) -> dict[str, Any]:
-    """Layers on the GPU, which only the log tells, with a remark where there is no GPU.
-
-    Args:
-        name: of the engine, for the message.
-        asked: a number of layers, or `all`.
-
-    Raises:
-        EngineError: they are fewer than asked.
-    """
-    found: dict[str, Any] = {}
-    if match := re.search(r"offloaded (\d+)/(\d+) layers to GPU", log):
-        found = {"offloaded_layers": int(match[1]), "layers": int(match[2])}
-    elif _NO_GPU in log:
-        found = {"offloaded_layers": 0}
-    offloaded, layers = found.get("offloaded_layers"), found.get("layers")
-    if _NO_GPU in log and asked == "all":
-        # On such a machine all layers that can be on a GPU are: none. The figures are of the CPU, which must be said.
-        return found | {"remark": "no GPU: all layers ran on the CPU"}
-    wanted = layers if isinstance(asked, str) else min(asked, layers or asked)
-    if offloaded is not None and wanted is not None and offloaded < wanted:
-        raise EngineError(
-            f"{name} put {offloaded} of {layers or '?'} layers on the GPU, {asked} were asked for; "
-            "free its memory, use a build for this GPU, or set gpu_layers"
-        )
-    return found
 
 
 def _end_of(process: GuardedProcess) -> str:
@@ -642,69 +654,25 @@ def _read(events: Sequence[tuple[float, bytes]]) -> Streamed:
     """
     texts: list[str] = []
     arrivals: list[Arrival] = []
-    for mono, event in events:
-        lines = re.split(r"\r?\n", event.decode("utf-8", errors="replace"))
-        # Older builds send an error in a field of that name.
-        for line in lines:
-            if line.startswith("error:"):
-                _object(200, f'{{"error": {line.removeprefix("error:")}}}')
-        data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
-        if not data or data == "[DONE]":
+    for mono, part in parts(events, _object):
+        if part is None:
             continue
-        part = _object(200, data)
         text = str(part.get("content") or "")
         texts.append(text)
         if part.get("stop") is True:
             return Streamed(part, mono, "".join(texts), tuple(arrivals))
-        seen = arrivals[-1].tokens if arrivals else 0
         tokens = count_of(part.get("tokens_predicted"))
-        tokens = seen + bool(text) if tokens is None else tokens
-        if tokens > seen:
+        if text if tokens is None else tokens:
             arrivals.append(Arrival(mono, tokens))
-    tokens = arrivals[-1].tokens if arrivals else 0
+    tokens = arrivals[-1].tokens or len(arrivals) if arrivals else 0
     raise EngineError(
         f"llama-server: a stream was cut off before its final event, after {tokens} tokens; run again, or {_OTHER_STEP}"
     )
 
 
 def _answer(body: Mapping[str, Any], slot: int, round_index: int, sent_s: float, received_s: float) -> RequestRecord:
-    """Counts of one answer: from `timings`, else from what older builds and proxies give.
-
-    Raises:
-        EngineError: the answer has no count of generated tokens.
-    """
-    timings, usage = (part if isinstance(part, dict) else {} for part in (body.get("timings"), body.get("usage")))
-    sources = (
-        ("timings", count_of(timings.get("predicted_n"))),
-        ("tokens_predicted", count_of(body.get("tokens_predicted"))),
-        ("usage", count_of(usage.get("completion_tokens"))),
-    )
-    counted_from, predicted = next(((name, count) for name, count in sources if count is not None), ("", None))
-    if predicted is None:
-        raise EngineError(
-            "llama-server: an answer has no count of generated tokens (no timings, tokens_predicted or usage); use a newer build"
-        )
-    whole = count_of(body.get("tokens_evaluated"))
-    whole = count_of(usage.get("prompt_tokens")) if whole is None else whole
-    prompt, cached = count_of(timings.get("prompt_n")), count_of(timings.get("cache_n"))
-    # Builds that leave one of the two out tell the prompt's whole length beside it.
-    if prompt is None:
-        prompt = max(0, (whole or 0) - (cached or 0))
-    if cached is None:
-        cached = max(0, (whole or 0) - prompt)
-    return RequestRecord(
-        slot=slot,
-        round=round_index,
-        sent_s=round(sent_s, 6),
-        received_s=round(received_s, 6),
-        prompt_n=prompt,
-        cache_n=cached,
-        predicted_n=predicted,
-        prompt_ms=figure(timings.get("prompt_ms")),
-        predicted_ms=figure(timings.get("predicted_ms")),
-        stop_type=body["stop_type"] if isinstance(body.get("stop_type"), str) else None,
-        truncated=bool(body.get("truncated", False)),
-        draft_n=count_of(timings.get("draft_n")) or 0,
-        draft_accepted_n=count_of(timings.get("draft_n_accepted")) or 0,
-        counted_from=counted_from,
-    )
+    """Counts of one answer. Raises `EngineError` when it has none, or when they contradict each other."""
+    stop = body.get("stop_type")
+    if not isinstance(stop, str):
+        stop = next((kind for flag, kind in _OLDER_STOPS.items() if body.get(flag) is True), None)
+    return record_of(NAME, body, stop, slot=slot, round_index=round_index, sent_s=sent_s, received_s=received_s)

@@ -23,7 +23,7 @@ import aiohttp
 import psutil
 
 from pytest_joules.engines import ClosedLoop, Counters, Part, Round
-from pytest_joules.engines._client import Arrival, Client, Streamed, count_of, figure, timed
+from pytest_joules.engines._client import Arrival, Client, Streamed, count_of, parts, record_of, tells_of_cache, timed
 from pytest_joules.errors import EngineError, Unmeasured, UsageError
 from pytest_joules.models import ModelFile
 from pytest_joules.models.catalogue import normal
@@ -50,8 +50,8 @@ _NUMBER = "\ue000"
 """Stands in a prompt for the number by which it differs from all others; a character that no text has."""
 _NUMBERS_FROM, _NUMBERS = 100_000, 900_000
 """Numbers of six digits, so that all prompts are of one length."""
-_STOPS = {"length": "limit", "stop": "eos"}
-"""`finish_reason` in the words of llama-server."""
+_STOPS = {"length": "limit", "stop": "eos", "eos_token": "eos"}
+"""`finish_reason` in the words of llama-server; any other stays what it is."""
 
 _UNCHECKED = (
     "how many requests it computes at once could not be checked",
@@ -240,17 +240,25 @@ class OpenAIServer:
         self._served = self._name_there(said)
         shown = _shown(self._served)
         said.append(f"the model is what the server calls {shown}; its file could not be checked")
-        details = self._trial(said)
-        if details is None:
-            said.append(
-                "it does not say how many prompt tokens came from its cache"
-                + (", and every window asks the same questions" if self._setting.request.questions else "")
-            )
+        self._trial(said)
         self.pids = self._family()
         if self.pids is None:
             said.append("its process could not be found, so its CPU time cannot be told from that of other programs")
         self.facts = {"model": shown, "exact_length_asked": self._exactly}
         self.deviations = [f"{NAME}: {line}" for line in said]
+        self._tell_of_answers()
+
+    def _tell_of_answers(self) -> None:
+        """Say once what answers show of the server, or do not show; vLLM leaves out what came from its cache wherever it is 0, or not asked for."""
+        for other in sorted(self._api.answered_by - {self._served}):
+            line = f"{NAME}: answers say that they are of model {_shown(other)}"
+            if line not in self.deviations:
+                self.deviations.append(line)
+        line = f"{NAME}: it does not say how many prompt tokens came from its cache" + (
+            ", and every window asks the same questions" if self._setting.request.questions else ""
+        )
+        if self._api.cache_untold and line not in self.deviations:
+            self.deviations.append(line)
 
     def _name_there(self, said: list[str]) -> str:
         """The suite's model as the server calls it."""
@@ -271,8 +279,8 @@ class OpenAIServer:
             f"{', '.join(names) or 'none'}; write one of them as model: in the suite"
         )
 
-    def _trial(self, said: list[str]) -> int | None:
-        """A short answer, to see what it understands and how it counts; the prompt's tokens from its cache."""
+    def _trial(self, said: list[str]) -> None:
+        """A short answer, to see what it understands and how it counts."""
         prompts = self.prompts("Say it.", 1)
         tokens = min(_TRIAL_TOKENS, self._setting.request.answer_tokens)
         try:
@@ -288,7 +296,6 @@ class OpenAIServer:
             )
         if self._setting.request.stream:
             self._api.trial(self._payloads(prompts, tokens, stream=True)[0], stream=True)
-        return self._api.cached
 
     def _family(self) -> frozenset[int] | None:
         """The process that listens and all it started; taken after an answer, for which some start another process."""
@@ -310,7 +317,9 @@ class OpenAIServer:
     def run_round(self, prompts: Sequence[Sequence[int]], answer_tokens: int, round_index: int = 0) -> Round:
         """Release all requests at one instant and wait for all the answers."""
         stream = self._setting.request.stream
-        return self._api.round(self._payloads(prompts, answer_tokens, stream=stream), round_index, stream=stream)
+        done = self._api.round(self._payloads(prompts, answer_tokens, stream=stream), round_index, stream=stream)
+        self._tell_of_answers()
+        return done
 
     def run_closed_loop(
         self, prompts: Sequence[Sequence[int]], answer_tokens: int, *, stream: bool | None = None, exact: bool = True
@@ -318,7 +327,9 @@ class OpenAIServer:
         """Keep a request in flight for each slot until all prompts are answered."""
         streamed = self._setting.request.stream if stream is None else stream
         payloads = self._payloads(prompts, answer_tokens, stream=streamed, exact=exact)
-        return self._api.closed_loop(payloads, self.slots, stream=streamed, exact=exact)
+        done = self._api.closed_loop(payloads, self.slots, stream=streamed, exact=exact)
+        self._tell_of_answers()
+        return done
 
     def counters(self) -> Counters | None:
         """The interface has none."""
@@ -383,14 +394,15 @@ class _Api(Client):
 
     Attributes:
         path: where answers are asked for.
-        cached: prompt tokens of the last answer that came from the server's cache; `None` where it does not say.
+        answered_by: the models that answers said they are of.
     """
 
     def __init__(self, where: Address, path: str, process: psutil.Process | None, timeout_s: float) -> None:
         self._key = os.environ.get(KEY_VARIABLE, "")
         super().__init__(NAME, where.url, self._key, _Stranger(process), timeout_s, _OTHER_STEP)
         self._address, self.path = where, path
-        self.cached: int | None = None
+        self._tells_why = False
+        self.answered_by: set[str] = set()
 
     def models(self) -> list[str] | None:
         """What the server calls its models; `None` where it has no such list.
@@ -434,6 +446,8 @@ class _Api(Client):
         status, text = await self._ask("POST", self.path, payload, self._timeout_s)
         received = time.monotonic()
         body = self.body(status, text)
+        if not _choice(body):
+            raise EngineError(f"{NAME}: an answer counts tokens and holds none (choices is empty); {_OTHER_STEP}")
         return self._answer(body, slot, round_index, sent - start, received - start), _text_of(body)
 
     def body(self, status: int, text: str) -> dict[str, Any]:
@@ -446,7 +460,7 @@ class _Api(Client):
             found = json.loads(text, parse_constant=lambda _: None)
         except (ValueError, RecursionError):
             found = None
-        if status == 200 and isinstance(found, dict) and not found.get("error"):
+        if status == 200 and isinstance(found, dict) and found.get("error") in (None, False, ""):
             return found
         said = self._without_key(_message(found) or one_line(text, 120) or "(empty)")
         if 300 <= status < 400:
@@ -463,7 +477,8 @@ class _Api(Client):
             raise EngineError(f"{NAME}: the server turned a request away (status {status}: {said}); lower parallel")
         if status in (400, 422):
             raise _Refused(f"{NAME}: the server refused a request (status {status}): {said}; {_OTHER_STEP}")
-        if _message(found):
+        if isinstance(found, dict) and (_message(found) or status == 200):
+            said = said if _message(found) else f"an error that says nothing, {json.dumps(found['error'])}"
             raise EngineError(f"{NAME}: the server failed (status {status}): {said}; {_OTHER_STEP}")
         raise EngineError(
             f"{NAME}: status {status} with a body that is no JSON object: {said}; correct --joules-server"
@@ -483,22 +498,20 @@ class _Api(Client):
         final: dict[str, Any] = {}
         end = 0.0
         done = False
-        for mono, event in events:
-            lines = event.decode("utf-8", errors="replace").splitlines()
-            data = "\n".join(line.removeprefix("data:").strip() for line in lines if line.startswith("data:"))
-            done = done or data == "[DONE]"
-            if not data or data == "[DONE]":
+        for mono, part in parts(events, self.body):
+            if part is None:
+                done = True
                 continue
-            part = self.body(200, data)
             if (text := _text_of(part)) or _thought_of(part):
                 texts.append(text)
-                arrivals.append(Arrival(mono, len(texts)))
-                end = mono
+                arrivals.append(Arrival(mono, _counted_so_far(part)))
             # The reason of the end and the counts may come in one event or in two.
-            final |= {key: part[key] for key in ("usage", "timings") if part.get(key)}
+            final |= {key: part[key] for key in ("usage", "timings", "truncated") if part.get(key)}
             if _finish_of(part):
                 final["choices"] = part["choices"]
-        if not done and not final:
+                end = mono
+        # Some count in every piece: counts are no end.
+        if not done and not _finish_of(final):
             raise EngineError(f"{NAME}: a stream was cut off after {len(texts)} pieces; run again, or {_OTHER_STEP}")
         if "usage" not in final:
             raise EngineError(
@@ -509,23 +522,33 @@ class _Api(Client):
     def _answer(
         self, body: Mapping[str, Any], slot: int, round_index: int, sent_s: float, received_s: float
     ) -> RequestRecord:  # fmt: skip
-        """Counts of one answer as `usage` has them. Raises `EngineError` when it has none."""
-        usage, timings = (part if isinstance(part, dict) else {} for part in (body.get("usage"), body.get("timings")))
-        prompt, predicted = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
-        if prompt is None or predicted is None:
+        """Counts of one answer as `usage` has them.
+
+        Raises:
+            EngineError: it has none, they contradict each other, or it does not say why it ended although others did.
+        """
+        usage = body.get("usage")
+        if not isinstance(usage, dict) or None in (
+            count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens")),
+        ):  # fmt: skip
             raise EngineError(
                 f"{NAME}: an answer does not count its tokens (usage.prompt_tokens, usage.completion_tokens)"
                 f"{self._address.better or '; use a server that does'}"
             )
-        details = usage.get("prompt_tokens_details")
-        self.cached = count_of(details.get("cached_tokens")) if isinstance(details, dict) else None
-        cached = min(self.cached or 0, prompt)
         finish = _finish_of(body)
-        return RequestRecord(
-            slot=slot, round=round_index, sent_s=round(sent_s, 6), received_s=round(received_s, 6), prompt_n=prompt - cached,
-            cache_n=cached, predicted_n=predicted, prompt_ms=figure(timings.get("prompt_ms")),
-            predicted_ms=figure(timings.get("predicted_ms")), stop_type=_STOPS.get(finish, finish) or None, counted_from="usage",
+        if not finish and self._tells_why:
+            raise EngineError(
+                f"{NAME}: an answer was cut off: it has no finish_reason, as others have; run again, or {_OTHER_STEP}"
+            )
+        answer = record_of(
+            NAME, body, _STOPS.get(finish, finish) or None, slot=slot, round_index=round_index, sent_s=sent_s, received_s=received_s,
+            first="usage",
         )  # fmt: skip
+        self._tells_why |= bool(finish)
+        if isinstance(by := body.get("model"), str):
+            self.answered_by.add(by)
+        self.cache_untold |= not tells_of_cache(body)
+        return answer
 
 
 def _shown(model: str) -> str:
@@ -551,6 +574,12 @@ def _text_of(body: Mapping[str, Any]) -> str:
 def _thought_of(body: Mapping[str, Any]) -> str:
     """What a model says to itself before it answers: tokens, and no part of the answer."""
     return str(_message_of(body).get("reasoning_content") or _message_of(body).get("reasoning") or "")
+
+
+def _counted_so_far(part: Mapping[str, Any]) -> int | None:
+    """Tokens of an answer up to a piece of it, where the server tells them with each."""
+    usage = part.get("usage")
+    return count_of(usage.get("completion_tokens")) if isinstance(usage, dict) else None
 
 
 def _finish_of(body: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytest_joules import discovery
-from pytest_joules.errors import UsageError
+from pytest_joules.errors import Unmeasured, UsageError
 from pytest_joules.knobs._held import Cap, Change, Held, active, at_hand, held, put_back, told
 
 __all__ = [
@@ -56,7 +56,7 @@ def in_decode(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(wanted: Iterable[Mapping[str, Any]]) -> None:
-    """Ask every knob about every value it is to take. Nothing is changed.
+    """Ask every knob about every value it is to take. Nothing is changed. A wrong value goes before a setting that is not here.
 
     Raises:
         UsageError: a value is none that the knob takes, or out of the machine's range.
@@ -64,8 +64,14 @@ def check(wanted: Iterable[Mapping[str, Any]]) -> None:
     """
     known = knobs()
     asked: list[tuple[str, Any]] = []
+    not_here: Unmeasured | None = None
     for settings in wanted:
         for name, value in (*throughout(settings).items(), *in_decode(settings).items()):
             if (name, value) not in asked:
                 asked.append((name, value))
-                known[name].held(value)
+                try:
+                    known[name].held(value)
+                except Unmeasured as error:
+                    not_here = not_here or error
+    if not_here is not None:
+        raise not_here

@@ -230,19 +230,30 @@ def writable(knob: str, path: Path) -> None:
         raise refused(knob, str(path), OSError(errno.EROFS if read_only else errno.EACCES, ""))
 
 
-def number_within(knob: str, value: object, unit: str, low: float | None, high: float | None) -> float:
-    """A number of the suite, held against what the machine allows.
+def limit(knob: str, value: object, unit: str) -> float | None:
+    """A limit of the suite, `None` for `uncapped`. Asked before the machine is, so that a slip shows on every machine.
 
     Raises:
-        UsageError: it is none, or out of range.
+        UsageError: it is neither a number above 0 nor `uncapped`.
     """
+    if value == UNCAPPED:
+        return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-        raise UsageError(f"knob {knob}: expected a number of {unit} or {UNCAPPED}, not {value!r}")
+        raise UsageError(f"knob {knob}: expected a number of {unit} above 0 or {UNCAPPED}, not {value!r}")
+    return float(value)
+
+
+def within(knob: str, value: float, unit: str, low: float | None, high: float | None) -> float:
+    """A limit, held against what the machine allows.
+
+    Raises:
+        UsageError: it is out of range.
+    """
     if (low is not None and value < low) or (high is not None and value > high):
         raise UsageError(
             f"knob {knob}: {value:g} {unit} is out of range; this machine allows {_range_in_words(unit, low, high)}"
         )
-    return float(value)
+    return value
 
 
 def numbers(unit: str, low: float | None, high: float | None) -> str:

@@ -84,14 +84,15 @@ def held(value: object) -> AbstractContextManager[None]:
         EngineError: `uncapped` is asked for and a cap is there.
         Unmeasured: this machine has no such card or table, or this user may not write it.
     """
+    wanted = _held.limit(NAME, value, "MHz")
     changes, caps = [], []
     for card in _amdgpu.cards(NAME):
         path = card.device / TABLE
         clocks = _clocks(path)
-        if value == _held.UNCAPPED:
+        if wanted is None:
             _held.not_capped(NAME, path, clocks.high, clocks.highest, "MHz")
             continue
-        mhz = round(_held.number_within(NAME, value, "MHz", clocks.lowest, clocks.highest))
+        mhz = round(_held.within(NAME, wanted, "MHz", clocks.lowest, clocks.highest))
         if mhz < clocks.low:
             raise UsageError(
                 f"knob {NAME}: {mhz} MHz is under the lowest clock that somebody has set in {path}, {clocks.low} MHz; lower that first"

@@ -25,13 +25,14 @@ def held(value: object) -> AbstractContextManager[None]:
         EngineError: `uncapped` is asked for and a cap is there.
         Unmeasured: this machine has no cpufreq, or this user may not write it.
     """
+    wanted = _held.limit(NAME, value, "MHz")
     policies = _cpu.policies(NAME)
     files = [policy / "scaling_max_freq" for policy in policies]
     low, high = _cpu.lowest_mhz(policies), _cpu.highest_mhz(policies)
-    if value == _held.UNCAPPED:
+    if wanted is None:
         for path, policy in zip(files, policies, strict=True):
             _held.not_capped(NAME, path, _cpu.mhz(path), _cpu.mhz(policy / "cpuinfo_max_freq"), "MHz")
         return _held.held(NAME, ())
-    mhz = _held.number_within(NAME, value, "MHz", low, high)
+    mhz = _held.within(NAME, wanted, "MHz", low, high)
     changes = [_held.file(NAME, path, str(round(mhz * 1000))) for path in files]
     return _held.held(NAME, changes, [_cpu.cap(mhz)])

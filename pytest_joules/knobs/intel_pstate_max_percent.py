@@ -31,11 +31,12 @@ def held(value: object) -> AbstractContextManager[None]:
         EngineError: `uncapped` is asked for and a cap is there.
         Unmeasured: this machine does not run intel_pstate, or this user may not write its files.
     """
+    wanted = _held.limit(NAME, value, "%")
     path = _path()
-    if value == _held.UNCAPPED:
+    if wanted is None:
         _held.not_capped(NAME, path, float(_held.reading(NAME, path)), _HIGHEST, "%")
         return _held.held(NAME, ())
-    percent = round(_held.number_within(NAME, value, "%", _lowest(), _HIGHEST))
+    percent = round(_held.within(NAME, wanted, "%", _lowest(), _HIGHEST))
     highest_mhz = _cpu.highest_mhz(list((_cpu.folder() / "cpufreq").glob("policy*")))
     cap = _cpu.cap(highest_mhz * percent / 100 if highest_mhz else None)
     return _held.held(NAME, [_held.file(NAME, path, str(percent))], [cap])

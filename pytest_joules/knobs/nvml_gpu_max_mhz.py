@@ -29,11 +29,12 @@ def held(value: object) -> AbstractContextManager[None]:
         UsageError: the value is no clock between the lowest and the highest that the GPU has.
         Unmeasured: there is no NVIDIA GPU, it cannot lock its clocks, or this user is not root.
     """
+    wanted = _held.limit(NAME, value, "MHz")
     changes, caps = [], []
     for index, low, high in _nvml.each_gpu(NAME, WHAT, _range):
-        if value == _held.UNCAPPED:
+        if wanted is None:
             continue
-        mhz = round(_held.number_within(NAME, value, "MHz", low, high))
+        mhz = round(_held.within(NAME, wanted, "MHz", low, high))
         changes.append(
             _held.Change(
                 what=f"{WHAT} of GPU {index}",

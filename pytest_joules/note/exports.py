@@ -14,7 +14,7 @@ from typing import Any
 from pytest_joules.errors import UsageError, Void
 from pytest_joules.metrics import METRICS
 from pytest_joules.note import lines
-from pytest_joules.records import Condition, Gate, Run
+from pytest_joules.records import Condition, Gate, Run, model_text
 from pytest_joules.sweep import Cell, from_run, label
 from pytest_joules.words import printable
 
@@ -267,7 +267,7 @@ def _whence(run: Run, condition: Condition, axes: Sequence[str]) -> Record:
     model = run.models[0] if len(run.models) == 1 else {}
     always = {
         "engine": next(iter(run.engine)) if len(run.engine) == 1 else None,
-        "model": model.get("name"),
+        "model": model_text(model) if model.get("substitute") else model.get("name"),
         "format": model.get("format"),
     }
     return {

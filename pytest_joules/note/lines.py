@@ -14,8 +14,8 @@ from tabulate import tabulate
 
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, Void
-from pytest_joules.metrics import METRICS, graded
-from pytest_joules.records import OF_TABLE, Gate, Run, Verdict
+from pytest_joules.metrics import METRICS, OF_DRAFTS, graded
+from pytest_joules.records import OF_TABLE, Condition, Gate, Run, Verdict, model_text
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration, listed, printable
@@ -23,12 +23,16 @@ from pytest_joules.words import duration, listed, printable
 _AXIS_NAMES = {
     "parallel": "batch", "answer_tokens": "answer", "context_per_slot": "context", "prompt_tokens": "prompt",
     "shared_prefix_tokens": "prefix", "cache_prompt": "cached", "cache_type": "cache",
+    "draft_threshold": "threshold", "draft_tokens_max": "max draft",
 }  # fmt: skip
 """Axes whose common name is shorter than the suite's key."""
 
 
-_BREAKS = re.compile(r" (?=request|tok|correct|spread|first|batch|prompt|decode|share)")
+_BREAKS = re.compile(r" (?=request|tok|correct|spread|first|batch|prompt|decode|share|accepted|per step)")
 """Where a heading goes on in a second line."""
+
+_TABLE_WIDTH = 80
+"""Columns of a terminal. A table with more of them is drawn closer together."""
 
 _LONGEST_REFERENCE = 12
 """A longer value in a heading would make its column wider than its figures."""
@@ -57,7 +61,7 @@ def change(value: float, reference: float) -> str:
 def heading(run: Run) -> list[str]:
     """What was run, on what, with which meter: three or four lines."""
     machine, meter = run.machine, run.meter
-    models = ", ".join(f"{model['name']} {model['format'] or ''}".strip() for model in run.models)
+    models = ", ".join(map(model_text, run.models))
     engines = ", ".join(engine_text(facts) for facts in run.engine.values())
     return [
         str(run.suite["question"]),
@@ -87,7 +91,17 @@ def table(sweep: Sweep, fmt: str = "simple") -> list[str]:
         headers = [_BREAKS.sub("\n", header) for header in headers]
     aligned = ["right"] * len(headers)
     text = tabulate(rows, headers=headers, tablefmt=fmt, disable_numparse=True, colalign=aligned if rows else None)
-    return text.splitlines()
+    drawn = text.splitlines()
+    return _closer(drawn) if fmt == "simple" and len(drawn[-1]) > _TABLE_WIDTH else drawn
+
+
+def _closer(drawn: Sequence[str]) -> list[str]:
+    """A table whose columns stand to the right, without what is blank in all lines of a column."""
+    rule = next(line for line in drawn if set(line) <= {"-", " "})
+    spans = [found.span() for found in re.finditer("-+", rule)]
+    told = [line for line in drawn if line != rule]
+    blank = [min(len(part) - len(part.lstrip()) for line in told if (part := line[a:b].rstrip())) for a, b in spans]
+    return ["  ".join(line[a + cut : b] for (a, b), cut in zip(spans, blank, strict=True)).rstrip() for line in drawn]
 
 
 def cells(sweep: Sweep) -> tuple[list[str], list[list[str]]]:
@@ -128,12 +142,20 @@ _PROMPT_COLUMNS = {
     "prefill_share": "prefill share",
     "energy_per_token_mj": "mJ per token",
 }
+_DRAFT_COLUMNS = {
+    "tokens_per_s": "tok/s",
+    "power_w": "W",
+    "draft_acceptance": "draft accepted",
+    "tokens_per_step": "tokens per step",
+    "energy_per_token_mj": "mJ per token",
+}
 _PREFILL_COLUMNS = {
     "prompt_tokens_per_s": "prompt tok/s",
     "power_w": "W",
     "energy_per_prompt_token_mj": "mJ per prompt token",
 }
-"""Metrics of the table with their headings; the last one is the one that is compared."""
+"""Metrics of the table with their headings; the last one is the one that is compared. Where there is no room for the speed of one request,
+it is that of all over the batch."""
 
 
 def _columns(sweep: Sweep) -> Mapping[str, str]:
@@ -144,7 +166,9 @@ def _columns(sweep: Sweep) -> Mapping[str, str]:
     if "prefill_share" in known:
         # Of a decoded token nothing is known without answers of several lengths.
         return {m: name for m, name in _PROMPT_COLUMNS.items() if m in known or m != "decode_energy_per_token_mj"}
-    return _PREFILL_COLUMNS if "energy_per_prompt_token_mj" in known else _COLUMNS
+    if "energy_per_prompt_token_mj" in known:
+        return _PREFILL_COLUMNS
+    return _DRAFT_COLUMNS if any(cell.drafts for cell in sweep.cells) else _COLUMNS
 
 
 def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
@@ -156,7 +180,7 @@ def _short(cell: Cell, sweep: Sweep, names: Sequence[str]) -> str:
 def _row(cell: Cell, reference: Cell | None, metrics: Sequence[str]) -> list[str]:
     if cell.void:
         return ["void", *[""] * (len(metrics) + 1)]
-    figures = [figure_text(cell, metric) for metric in metrics]
+    figures = ["" if _without_drafts(cell, metric) else figure_text(cell, metric) for metric in metrics]
     try:
         compared = change(cell.mean(metrics[-1]), reference.mean(metrics[-1])) if reference else ""
     except (Unmeasured, Void):
@@ -169,12 +193,17 @@ def _row(cell: Cell, reference: Cell | None, metrics: Sequence[str]) -> list[str
     return [*figures, compared, spread]
 
 
+def _without_drafts(cell: Cell, metric: str) -> bool:
+    """Whether a figure of drafts is asked of a condition at which none were made, as `draft_threshold: off` has it."""
+    return metric in OF_DRAFTS and not cell.drafts and not cell.means
+
+
 def figure_text(cell: Cell, metric: str) -> str:
     """The mean of a cell with as many digits as it deserves, `void`, or `-` where it was not published."""
     try:
         # What was published is shown, also where it must not be judged by.
         value = cell.means[metric] if metric in cell.means else cell.mean(metric)
-        if metric in ("accuracy", "prefill_share"):
+        if metric in ("accuracy", "prefill_share", "draft_acceptance"):
             return f"{value:.1%}"
     except Void:
         return "void"
@@ -185,7 +214,9 @@ def figure_text(cell: Cell, metric: str) -> str:
 
 
 def grades(run: Run, sweep: Sweep) -> Iterator[str]:
-    """For each condition whose answers were graded: how many were right, what a right one took, and what became of the others."""
+    """For each condition whose answers were graded: how many were right, what a right one took, and what became of the others;
+    then each further one against the first.
+    """
     for cell in sweep.cells:
         windows = [w for w in run.windows if w.role == "measured" and dict(w.condition) == dict(cell.condition)]
         given = [grade for window in windows for grade in graded(window)]
@@ -193,8 +224,7 @@ def grades(run: Run, sweep: Sweep) -> Iterator[str]:
             continue
         asked, right = len(cell.items), math.fsum(item.right for item in cell.items.values())
         low, high = items.wilson(right, asked)
-        name = ", ".join(f"{axis_name(axis)} {value}" for axis, value in cell.condition.items()) or "the only condition"
-        said = f"{name}: {right:g} of {asked} right, {right / asked:.1%} ({low:.0%} to {high:.0%})"
+        said = f"{_named(cell.condition)}: {right:g} of {asked} right, {right / asked:.1%} ({low:.0%} to {high:.0%})"
         with contextlib.suppress(Void):
             joules = cell.mean("energy_per_correct_j")
             if between := items.interval(cell.items):
@@ -208,6 +238,30 @@ def grades(run: Run, sweep: Sweep) -> Iterator[str]:
         drains = [float(w.engine["drain_share"]) for w in windows if "drain_share" in w.engine]
         drain = f"; the drain took {math.fsum(drains) / len(drains):.1%} of the time" if any(drains) else ""
         yield f"{said}; {', '.join(f'{count} {what}' for what, count in counts.items())}{each}{drain}"
+
+    yield from _paired(sweep)
+
+
+def _paired(sweep: Sweep) -> Iterator[str]:
+    """Each further graded condition against the first, question by question."""
+    told = [cell for cell in sweep.cells if cell.items and not cell.void]
+    for first, cell in zip(told[:1] * len(told[1:]), told[1:], strict=True):
+        against = items.paired(first.items, cell.items)
+        said = []
+        if against.energy is not None:
+            with contextlib.suppress(Void):
+                ratio = cell.mean("energy_per_correct_j") / first.mean("energy_per_correct_j")
+                between = " to ".join(figure(end * ratio) for end in against.energy)
+                said.append(f"{figure(ratio)} times the energy per right answer ({between})")
+        points, low, high = (100 * share for share in against.accuracy)
+        said.append(f"accuracy {points:+.1f} points ({low:+.1f} to {high:+.1f})")
+        apart = [axis for axis in sweep.axes if cell.condition[axis] != first.condition[axis]]
+        names = [_named({axis: one.condition[axis] for axis in apart}) for one in (cell, first)]
+        yield f"{' against '.join(names)}, question by question: {'; '.join(said)}"
+
+
+def _named(condition: Condition) -> str:
+    return ", ".join(f"{axis_name(axis)} {value}" for axis, value in condition.items()) or "the only condition"
 
 
 def rows(sweep: Sweep) -> Iterator[dict[str, object]]:

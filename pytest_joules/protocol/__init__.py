@@ -17,8 +17,19 @@ the last answer received, over as many such rounds as the suite asks for. Loadin
 
 from pytest_joules.protocol.bench import Bench, Progress, ServerFactory, Warm, warm
 from pytest_joules.protocol.campaign import measure
-from pytest_joules.protocol.lock import machine_lock
+from pytest_joules.protocol.lock import machine_lock, process_lock
 from pytest_joules.protocol.settings import check as check_settings
 from pytest_joules.protocol.settings import phased
 
-__all__ = ["Bench", "Progress", "ServerFactory", "Warm", "check_settings", "machine_lock", "measure", "phased", "warm"]
+__all__ = [
+    "Bench",
+    "Progress",
+    "ServerFactory",
+    "Warm",
+    "check_settings",
+    "machine_lock",
+    "measure",
+    "phased",
+    "process_lock",
+    "warm",
+]

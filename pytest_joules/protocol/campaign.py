@@ -364,7 +364,11 @@ class _Campaign:
             ) as server:
                 self.deviations += server.deviations
                 self.notes += [str(server.facts["remark"])] if server.facts.get("remark") else []
-                yield server
+                try:
+                    yield server
+                finally:
+                    # Some is only found out from its answers.
+                    self.deviations += server.deviations
         finally:
             self._tell_of_settings()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,33 @@ import filelock
 import psutil
 
 from pytest_joules.errors import Busy
+
+_joining = threading.Lock()
+_joined = 0
+_held = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def process_lock(what: str) -> Iterator[None]:
+    """`machine_lock` for all that this process measures: what begins while it is held here joins in.
+
+    A test may open a power window while its suite is being measured, or open one around that.
+
+    Raises:
+        Busy: another process holds the machine.
+    """
+    global _joined
+    with _joining:
+        if not _joined:
+            _held.enter_context(machine_lock(f"{what}, process {os.getpid()}"))
+        _joined += 1
+    try:
+        yield
+    finally:
+        with _joining:
+            _joined -= 1
+            if not _joined:
+                _held.close()
 
 
 @contextlib.contextmanager
@@ -24,7 +52,8 @@ def machine_lock(what: str, folder: Path | None = None) -> Iterator[None]:
     # One place for all users; the temporary folder can be each user's own.
     shared = Path("/tmp") if os.name == "posix" else Path(tempfile.gettempdir())  # noqa: S108
     place = folder or Path(os.environ.get("JOULES_LOCK_DIR") or shared)
-    lock = filelock.FileLock(place / "pytest-joules.lock", mode=0o666)
+    # The last of several threads releases it, which need not be the one that took it.
+    lock = filelock.FileLock(place / "pytest-joules.lock", mode=0o666, thread_local=False)
     holder = place / "pytest-joules.lock.holder"
     try:
         lock.acquire(timeout=0)

@@ -18,7 +18,7 @@ from pytest_joules.protocol.bench import Bench
 from pytest_joules.protocol.load import CpuTimes
 from pytest_joules.protocol.settings import setting_gates, switches
 from pytest_joules.reading import Reading, checks
-from pytest_joules.records import PREFILL_TOKENS, Gate, Grade, RequestRecord, Role, Window
+from pytest_joules.records import PREFILL_TOKENS, PROMPT_ROUNDS, Gate, Grade, RequestRecord, Role, Window
 from pytest_joules.schedule import Step
 from pytest_joules.suite import CLOSED_LOOP_ROUNDS, Setting, Suite
 from pytest_joules.workload.grading import grade
@@ -30,9 +30,6 @@ AVERAGING_WINDOWS = 20
 
 SETTLE_S = 0.5
 """Rest between a server's start and the idle baseline."""
-
-_PROMPT_ROUNDS = 4
-"""Rounds for which distinct prompts are made; after that they come round again, which an unused cache cannot notice."""
 
 SLOPE_PARTS, STUDENT = 8, 2.45
 """Stretches of a window whose powers tell a slope from noise, and Student's t at 95 % for them less two means."""
@@ -70,9 +67,7 @@ class Windows:
         else:
             # Of a loop over prompts with a prefix in the cache none comes twice: the second time all of it would be in the cache.
             rounds = (
-                max(_PROMPT_ROUNDS, self._asked(setting) // slots)
-                if setting.request.cached_by_count
-                else _PROMPT_ROUNDS
+                max(PROMPT_ROUNDS, self._asked(setting) // slots) if setting.request.cached_by_count else PROMPT_ROUNDS
             )
             pool = prompts_of(setting, server, slots * rounds)
         batches = [pool[i : i + slots] for i in range(0, len(pool), slots)]

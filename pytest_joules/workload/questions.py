@@ -19,7 +19,7 @@ from pytest_joules.errors import UsageError
 from pytest_joules.suite import CLOSED_LOOP_ROUNDS, Request, Setting, Suite
 from pytest_joules.sweep import label
 from pytest_joules.words import nearest, one_line
-from pytest_joules.workload.grading import LETTERS, Kind, number
+from pytest_joules.workload.grading import LETTERS, Kind, grade, number
 
 FOLDER = "questions"
 """Beside the suites."""
@@ -235,6 +235,7 @@ def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _own(name: str, text: str) -> Iterator[tuple[int, Question]]:
+    asked: dict[str, tuple[int, Question]] = {}
     for line, record in _objects(name, text):
         here = f"{name}:{line}"
         for key in record:
@@ -249,27 +250,34 @@ def _own(name: str, text: str) -> Iterator[tuple[int, Question]]:
         category = record.get("category", "")
         if not isinstance(category, str):
             raise UsageError(f"{here}: category is {category!r}; give a text or leave it out")
-        yield line, _checked(here, Question(
-            id=words["id"], kind=kind, question=words["question"], answer=_answer(record, here),
+        question = _checked(here, Question(
+            id=words["id"], kind=kind, question=words["question"], answer=_answer(record, kind, here),
             choices=_choices(record, kind, here), category=category,
         ))  # fmt: skip
+        first_line, first = asked.setdefault(question.text, (line, question))
+        if not grade(kind, question.answer, first.answer, question.choices)[1]:
+            raise UsageError(
+                f"{here}: the question is that of line {first_line}, where its answer is {one_line(first.answer, 40)!r} "
+                f"and not {one_line(question.answer, 40)!r}; remove one"
+            )
+        yield line, question
 
 
-def _words(record: Mapping[str, Any], key: str, here: str) -> str:
+def _words(record: Mapping[str, Any], key: str, here: str, wanted: str = "a text") -> str:
     """A text that has to be there."""
     value = record.get(key)
     if not isinstance(value, str) or not value.strip():
         what = "is missing" if value is None else f"is {one_line(repr(value), 40)}"
-        raise UsageError(f"{here}: {key} {what}; give a text")
+        raise UsageError(f"{here}: {key} {what}; give {wanted}")
     return value.strip()
 
 
-def _answer(record: Mapping[str, Any], here: str) -> str:
+def _answer(record: Mapping[str, Any], kind: Kind, here: str) -> str:
     """The answer, which may be written as a number."""
     value = record.get("answer")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return json.dumps(value)
-    return _words(record, "answer", here)
+    return _words(record, "answer", here, "a number" if kind == "numeric" else "a text")
 
 
 def _choices(record: Mapping[str, Any], kind: Kind, here: str) -> tuple[str, ...]:
@@ -305,6 +313,12 @@ def _checked(here: str, question: Question) -> Question:
     if question.kind == "numeric" and number(question.answer) is None:
         raise UsageError(
             f"{here}: answer {one_line(question.answer, 40)!r} is no number; write it as 1234.5 or 3/4, or take the kind exact"
+        )
+    taken, right = grade(question.kind, question.answer, question.answer, question.choices)
+    if not right:
+        raise UsageError(
+            f"{here}: answer {one_line(question.answer, 40)!r} would be wrong itself: "
+            f"{'nothing can be' if taken is None else f'{taken!r} is'} taken from it; give one line of letters or digits, without is, are or a colon"
         )
     return question
 

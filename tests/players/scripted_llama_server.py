@@ -5,7 +5,7 @@ usage: scripted_llama_server.py SCENARIO.json REQUESTS.jsonl [llama-server's own
 SCENARIO.json, all keys optional:
 
     deaf      true: SIGTERM does not end it
-    stderr    lines for the log, written before anything is served
+    stderr    lines for the log, written before anything is served; without it, one that says that the layers asked for are on the GPU
     routes    for "GET /health" and the like the replies in their order; the last one repeats
     default   reply of every other path
     help      text of --help; without it, one that offers every flag
@@ -28,7 +28,8 @@ FLAGS = (
     "--port", "--host", "--model", "--parallel", "--ctx-size", "--no-kv-unified", "--fit", "--threads", "--threads-batch",
     "--gpu-layers", "--flash-attn", "--cache-type-k", "--cache-type-v", "--batch-size", "--ubatch-size", "--metrics", "--offline",
     "--verbosity", "--no-ui", "--no-cache-prompt", "--cache-ram", "--no-cache-idle-slots", "--slot-prompt-similarity", "--model-draft",
-    "--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min",
+    "--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--spec-draft-p-min", "--gpu-layers-draft", "--threads-draft",
+    "--threads-batch-draft", "--cache-type-k-draft", "--cache-type-v-draft",
 )  # fmt: skip
 HELP = "".join(f"{flag} VALUE   as scripted\n" for flag in FLAGS) + "   - 3: info\n   - 4: trace (more info)\n"
 NOT_FOUND = {"status": 404, "json": {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}}}
@@ -135,7 +136,8 @@ def main() -> int:
         return 0
     if scenario.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    for line in scenario.get("stderr", []):
+    layers = min(29, int(arguments[arguments.index("--gpu-layers") + 1])) if "--gpu-layers" in arguments else 29
+    for line in scenario.get("stderr", [f"load_tensors: offloaded {layers}/29 layers to GPU"]):
         print(line, file=sys.stderr, flush=True)
     return serve(scenario, requests, int(arguments[arguments.index("--port") + 1]))
 

@@ -76,7 +76,9 @@ def test_it_is_listed_with_its_rail_or_with_what_to_do(installed, reading) -> No
     assert "--joules-meter wattmeter:FILE" in not_asked_for["next_step"]
 
 
-def test_a_test_can_put_a_budget_on_any_function_with_it(installed, reading, pytester) -> None:
+def test_a_test_can_put_a_budget_on_any_function_with_it(installed, reading, pytester, monkeypatch) -> None:
+    # Set where these tests themselves run in several workers, among which no window is measured.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
     pytester.makepyfile(
         """
         import time

@@ -176,3 +176,23 @@ def test_the_plugin_loads_nothing_heavy(pytester) -> None:
     done = pytester.run(sys.executable, script)
     assert "pytest_joules" in done.outlines[0].split()
     assert set(done.outlines[0].split()) & {"numpy", "pydantic", "aiohttp", "yaml", "rich", "psutil", "typer"} == set()
+
+
+@pytest.mark.parametrize("with_ini", [True, False], ids=["another project", "a folder"])
+def test_a_folder_behind_an_option_does_not_become_the_project(project, tmp_path_factory, with_ini: bool) -> None:
+    project.predictions(TWO)
+    other = tmp_path_factory.mktemp("other")
+    if with_ini:
+        (other / "pytest.ini").write_text("[pytest]\n")
+    (project.folder / "pytest.ini").unlink()
+    done = project.run_apart("test_predictions.py", "--joules-models", str(other))
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines([f"*in two words pytest takes the path for one of tests*write --joules-models={other}*"])
+    done = project.run_apart("test_predictions.py", "--collect-only", f"--joules-models={other}")
+    assert done.ret == pytest.ExitCode.OK
+
+
+def test_a_folder_of_the_project_behind_an_option_is_none_of_tests(project) -> None:
+    project.predictions(TWO)
+    (project.folder / "models").mkdir()
+    assert project.run_apart("--collect-only", "--joules-models", "models").ret == pytest.ExitCode.OK

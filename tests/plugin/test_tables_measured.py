@@ -1,8 +1,13 @@
 """Tables of several shapes, measured and read back; and the hardware for tests that are no predictions."""
 
+import os
 import time
 
+import gguf
+import numpy as np
 import pytest
+
+from pytest_joules import protocol
 
 OTHER_POWER = """
     from collections.abc import Sequence
@@ -163,6 +168,20 @@ def test_a_power_source_of_the_project_takes_the_place_of_ours(project) -> None:
     assert "Measured energy of the wall (everything) by ten-watts at 20 Hz" in " ".join(done.stdout.str().split())
 
 
+def test_a_model_of_another_number_format_than_its_name_says_is_a_deviation(project) -> None:
+    (project.folder / "models").mkdir()
+    writer = gguf.GGUFWriter(project.folder / "models" / "labelled-q8_0.gguf", "llama")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_1)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 8), dtype=np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    project.suite(model="labelled", format="q8_0")
+    project.predictions("def test_it(sweep):\n    assert sweep.tokens_per_s[2] > sweep.tokens_per_s[1]\n")
+    project.run().assert_outcomes(passed=1)
+    [deviation] = [said for said in project.stored_run().deviations if "labelled" in said]
+    assert deviation == "model labelled: labelled-q8_0.gguf says that it is q4_1, not q8_0"
+
+
 def test_energy_of_any_code(project) -> None:
     (project.folder / "test_budget.py").write_text(
         "import time\n\n"
@@ -206,6 +225,61 @@ def test_workers_tell_it_as_well(project) -> None:
     done = project.run_apart("-n1", plugins=("xdist.plugin",))
     done.assert_outcomes(passed=1)
     assert sum("joules: power by estimate (estimated), 1 window" in line for line in done.outlines) == 1
+
+
+def test_several_workers_measure_no_window(project) -> None:
+    (project.folder / "test_budget.py").write_text(
+        "\n".join(BUDGET.format(seconds=0.6).replace("budget", name) for name in ("one", "two"))
+    )
+    done = project.run_apart("-n2", "-rs", plugins=("xdist.plugin",))
+    done.assert_outcomes(skipped=2)
+    done.stdout.fnmatch_lines(["UNMEASURED*2 pytest workers share this machine and would measure each other; run*"])
+    done.stdout.no_fnmatch_line("*power by*")
+
+
+def test_a_window_waits_for_no_other_measurement_and_measures_beside_none(project) -> None:
+    (project.folder / "test_budget.py").write_text(BUDGET.format(seconds=0.6))
+    with protocol.machine_lock(f"suite other, process {os.getpid()}"):
+        done = project.run()
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(
+        [f"joules: this machine is being measured already (suite other, process {os.getpid()}); wait for it to end*"]
+    )
+    # While a window is open no other process may measure; nested ones are of the same measurement.
+    (project.folder / "test_budget.py").write_text(
+        "import pytest\nimport time\nfrom pytest_joules import protocol\nfrom pytest_joules.errors import Busy\n\n"
+        "def test_budget(power):\n"
+        "    with power.window():\n"
+        "        with power.window() as window:\n"
+        "            time.sleep(0.6)\n"
+        "        with pytest.raises(Busy, match='a power window, process'), protocol.machine_lock('another'):\n"
+        "            pass\n"
+        "    with protocol.machine_lock('another'):\n"
+        "        assert window.energy_j < 200\n"
+    )
+    project.run().assert_outcomes(passed=1)
+
+
+def test_a_window_may_be_open_inside_and_around_the_measurement_of_a_suite(project) -> None:
+    project.script(
+        """
+        opener = []
+
+        @pytest.fixture(autouse=True, scope="session")
+        def around(power):
+            opener.append(power)
+            with power.window():
+                yield
+
+        def answering(server):
+            with opener[0].window():
+                pass
+        """
+    )
+    project.predictions("def test_it(sweep):\n    assert sweep.tokens_per_s[2] > sweep.tokens_per_s[1]\n")
+    done = project.run()
+    done.assert_outcomes(passed=1)
+    done.stdout.fnmatch_lines(["joules: power by estimate (estimated), 5 windows*"])
 
 
 def test_a_session_without_power_says_nothing_of_it(project) -> None:
@@ -332,3 +406,20 @@ def test_a_server_on_which_the_meter_was_tried_out_is_not_cold(project, values: 
     )
     project.run().assert_outcomes(passed=1)
     assert project.starts == starts
+
+
+def test_a_substitute_is_named_wherever_the_model_is(project) -> None:
+    project.suite(model="big-model")
+    project.predictions("def test_fast(sweep): assert sweep.tokens_per_s[2] > sweep.tokens_per_s[1]")
+    done = project.run("--joules-model", f"big-model={os.environ['JOULES_MODELS']}/tiny-q4_0.gguf")
+    assert any("tiny-q4_0.gguf in place of big-model q4_0" in line for line in done.outlines)
+    assert any("deviation: model big-model: tiny-q4_0.gguf was used instead" in line for line in done.outlines)
+    assert project.stored_run().models[0]["substitute"] is True
+
+
+def test_a_substitute_that_no_suite_asks_for_is_told(project) -> None:
+    project.predictions("def test_fast(sweep): assert sweep.tokens_per_s[2] > sweep.tokens_per_s[1]")
+    done = project.run("--joules-model", "tinny=elsewhere.gguf", "-W", "error")
+    done.stderr.fnmatch_lines(
+        ["ERROR: --joules-model tinny: no suite here asks for this model; did you mean 'tiny'[?]"]
+    )

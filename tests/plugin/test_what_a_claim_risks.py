@@ -72,7 +72,7 @@ def test_the_report_before_anything_is_measured(project) -> None:
     done = asked("--json")
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
-    assert found["suites"] == [{"name": "scripted", "here": ""}]
+    assert found["suites"] == [{"name": "scripted", "here": "", "errors": [], "void": {}}]
     rows = {row["name"].split("::")[1]: row for row in found["predictions"]}
     assert rows["test_two_at_once"]["errors"] == []
     assert 0.3 < rows["test_two_at_once"]["share_held"] < 0.9
@@ -86,3 +86,30 @@ def test_the_report_before_anything_is_measured(project) -> None:
     assert "refused: it holds on every table that could come out" in text
     assert "[registered]: Two at once are faster." in text
     project.assert_untouched()
+
+
+def test_a_suite_that_no_machine_can_measure_is_refused_and_not_called_impossible_here(project) -> None:
+    named = {
+        "knob": {"knobs": {"cpu_max_mhz": -5}, "model": "nowhere"},
+        "broken": {"model": "cut"},
+        "unfit": {"engine": "in-process", "draft": {"draft_model": "tiny", "draft_format": "q4_0"}},
+        "partly": {"vary": {"draft_threshold": ["off", 0.5]}, "engine": "in-process",
+                   "draft": {"draft_model": "tiny", "draft_format": "q4_0"}},
+        "absent": {"model": "nowhere"},
+    }  # fmt: skip
+    for name, sections in named.items():
+        project.suite(name, **sections)
+        project.predictions(
+            "def test_it(sweep):\n    assert sweep.tokens_per_s.at[0] > 50\n", f'"{name}"', f"test_{name}.py"
+        )
+    (project.folder / "elsewhere").mkdir()
+    (project.folder / "elsewhere" / "cut-q4_0.gguf").write_bytes(b"GGUF\x03")
+    command = [sys.executable, "-m", "pytest_joules", "check", "--joules-models", "elsewhere", "."]
+    done = subprocess.run(command, cwd=project.folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "knob: refused: knob cpu_max_mhz: expected a number of MHz above 0 or uncapped, not -5\n" in done.stdout
+    assert "cut-q4_0.gguf: the file is cut off or damaged; fetch it again" in done.stdout
+    assert "\nbroken: refused: model " in f"\n{done.stdout}"
+    assert "unfit: refused: nothing can be measured: in-process: it has no draft models; leave out draft" in done.stdout
+    assert "\n  draft_threshold=0.5 will be void: in-process: it has no draft models" in done.stdout
+    assert "absent: cannot be measured here: model nowhere in format q4_0 is not on this machine" in done.stdout

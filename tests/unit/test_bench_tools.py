@@ -45,12 +45,12 @@ def help_of(flags: Sequence[str]) -> str:
 
 
 def setting(parallel: int = 2, context: int = 256, **keys: Any) -> Setting:
-    server = Server(parallel=parallel, context_per_slot=context, threads=1)
     usual: dict[str, Any] = {
+        "server": Server(parallel=parallel, context_per_slot=context, threads=1),
         "request": Request(prompt_text="Name three rivers.", answer_tokens=ANSWER, identical=True),
         "draft": Draft(),
     }
-    return Setting(engine="x", model="m", format=None, server=server, knobs={}, **(usual | keys))
+    return Setting(engine="x", model="m", format=None, knobs={}, **(usual | keys))
 
 
 def row(parallel: int = 2, **changed: Any) -> str:
@@ -200,6 +200,9 @@ def test_what_the_program_says_of_itself_is_kept_and_its_path_is_not(batched) ->
         pytest.param([{"out": row() + row(t_tg=None)}, {"sleep_s": 60}], "gave a row without its times", id="no times"),
         pytest.param([{"out": row() + row(t_pp=float("nan"))}, {"sleep_s": 60}], "gave a row without its times", id="no number"),
         pytest.param([{"out": row() + row(pl=1)}, {"sleep_s": 60}], "does not run as asked: pl is 1 instead of 2", id="other batch"),
+        pytest.param([{"out": row() + row(pl=None)}, {"sleep_s": 60}], r"gave a row without pl: \{", id="nothing of the batch"),
+        pytest.param([{"out": row() + row(n_gpu_layers=0)}, {"sleep_s": 60}], "n_gpu_layers is 0 instead of 999", id="other layers"),
+        pytest.param([{"out": row()}, {"out": row(t_tg=40.0)}], r"says that its round took 40\.\d\d s, and it took 0\.\d\d s", id="times of another"),
         pytest.param([{"out": row()}, {"sleep_s": 60}], r"said nothing within 0\.3 s in mid-round.*request_timeout_s", id="hang"),
         pytest.param([{"err": "noise\n", "out": "more\n"}, {"exit": 0}], "ended while loading: exit code 0; its log ends: ", id="no row at all"),
         pytest.param([{"err": "error: unable to load model\n", "exit": 1}], r"ended while loading: exit code 1; its log ends: error: unable", id="no model"),
@@ -209,7 +212,8 @@ def test_what_goes_wrong_is_told_with_its_cause_and_leaves_nothing(batched, step
     pids: set[int] = set()
 
     def three_rounds() -> None:
-        with batched(*steps).serve(answer_s=0.3) as server:
+        # Long enough for a busy machine, where nothing is to hang.
+        with batched(*steps).serve(answer_s=0.3 if steps[-1] == {"sleep_s": 60} else 10) as server:
             pids.update(server.pids)
             for _ in range(3):
                 ask(server)
@@ -217,6 +221,47 @@ def test_what_goes_wrong_is_told_with_its_cause_and_leaves_nothing(batched, step
     with pytest.raises(EngineError, match=f"^llama-batched-bench .*{words}"):
         three_rounds()
     assert gone(*pids)
+
+
+def test_a_prompt_that_was_begun_after_the_hold_is_as_long_as_the_row_says(batched) -> None:
+    rounds = [{"work_s": 0.1}, {"out": row(t_pp=0.06)}] * 3
+    with batched(*rounds, {"sleep_s": 60}).serve() as server:
+        time.sleep(0.3)
+        done = ask(server)
+        assert done.answers[0].prompt_ms == 60
+        assert server.facts["apart_ms"] < 300
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [(1, ""), (True, ""), (None, ""), (0, "flash_attn is 0 instead of 1"), (False, "is False instead of 1")],
+)
+def test_flash_attention_is_what_was_asked_in_numbers_or_in_words(batched, said: Any, words: str) -> None:
+    asked = setting(server=Server(parallel=2, context_per_slot=256, threads=1, flash_attention="on"))
+    expected = pytest.raises(EngineError, match=words) if words else contextlib.nullcontext()
+    with expected, batched({"out": row(flash_attn=said)}, {"sleep_s": 60}).serve(asked):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo 5", r"\(exit code 0\): 5; use another build"),
+        ("echo '{\"a\": 1}'", r'\(exit code 0\): \{"a": 1\}'),
+        ("echo '[1, true]'", r"\[1, true\]"),
+        ("echo '[1, 2]'; exit 3", r"\(exit code 3\): \[1, 2\]"),
+        ("echo 'no vocabulary' >&2; exit 1", r"\(exit code 1\): no vocabulary"),
+        ("", "it said nothing"),
+    ],
+)
+def test_tokens_that_cannot_be_counted_are_told(batched, tmp_path: Path, script: str, words: str) -> None:
+    played = batched()
+    executable(tmp_path / "llama-tokenize").write_text(f"#!/bin/sh\n{script}\n")
+    with (
+        pytest.raises(EngineError, match=f"^llama-tokenize cannot count the prompt's tokens .*{words}"),
+        played.serve(),
+    ):
+        pass
 
 
 def test_lines_that_mean_nothing_are_its_log(batched) -> None:
@@ -302,11 +347,43 @@ def test_without_a_prompt_before_it_one_repetition_follows_the_other(bench) -> N
             {"err": "offloaded 3/25 layers to GPU\n", "row": json.dumps(BENCH_ROW | {"backends": "CUDA"})},
             r"llama-bench put 3 of 25 layers",
         ),
+        ({"row": "{}"}, r"gave a row without n_gen: \{\}"),
+        ({"row": json.dumps(BENCH_ROW | {"n_gpu_layers": 0})}, "n_gpu_layers is 0 instead of 999"),
         ({"sleep_s": 60}, r"said nothing within 0\.5 s while loading"),
     ],
 )
 def test_a_row_that_says_something_else_is_no_start(bench, keys, words) -> None:
     with pytest.raises(EngineError, match=words), bench(**keys).serve(setting(1), ready_s=0.5):
+        pass
+
+
+@pytest.mark.parametrize("backends", ["CPU", "BLAS"])
+def test_without_a_gpu_a_number_of_layers_is_refused_and_all_are_a_remark(bench, backends: str) -> None:
+    said = json.dumps(BENCH_ROW | {"backends": backends})
+    some = setting(1, server=Server(context_per_slot=256, threads=1, gpu_layers=20))
+    with (
+        pytest.raises(EngineError, match=r"llama-bench put 0 of \? layers on the GPU, 20 were asked"),
+        bench(row=said).serve(some),
+    ):
+        pass
+    with bench(*rounds(3), {"sleep_s": 60}, row=said).serve(setting(1)) as server:
+        assert server.facts["remark"].endswith("no GPU: all layers ran on the CPU")
+        assert not any("GPU" in deviation for deviation in server.deviations)
+
+
+def test_an_older_build_may_say_nothing_of_layers_and_have_no_auto(bench) -> None:
+    said = json.dumps(BENCH_ROW | {"backends": "CUDA", "flash_attn": False})
+    text = help_of(BENCH_FLAGS) + "  -fa, --flash-attn <0|1>   as scripted\n"
+    with bench(*rounds(3), {"sleep_s": 60}, row=said, help=text).serve(setting(1)) as server:
+        assert server.deviations[-2:] == [
+            "llama-bench does not say how many layers are on the GPU, which could not be checked",
+            "this llama-bench has no auto for flash attention, which is off",
+        ]
+    flashing = json.dumps(BENCH_ROW | {"flash_attn": True})
+    with (
+        pytest.raises(EngineError, match="flash_attn is True instead of 0"),
+        bench(row=flashing, help=text).serve(setting(1)),
+    ):
         pass
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from pytest_joules import costs, store, verdict
+from pytest_joules.note import comparison, lines
 from pytest_joules.note.findings import findings
 from pytest_joules.records import Gate, RequestRecord, Run
 
@@ -176,6 +177,15 @@ def test_a_flag_is_named_at_its_batch(measured) -> None:
     windows = [replace(w, outcome="flagged", gates=(gate,)) if w.condition["parallel"] == 1 else w for w in run.windows]
     [curve] = costs.curves(replace(run, windows=tuple(windows)))
     assert [row.flags for row in curve.rows] == [("sensor updates",), (), (), ()]
+
+
+def test_a_file_that_stood_in_for_a_model_has_no_row_under_its_name(measured) -> None:
+    stood_in = {"name": "qwen2.5-7b-instruct", "format": "q4_0", "path": "tiny-q8_0.gguf", "substitute": True}
+    run = measured(models=(stood_in,))
+    [curve] = costs.curves(run)
+    assert curve.of_model == "tiny-q8_0.gguf"
+    assert "tiny-q8_0.gguf in place of qwen2.5-7b-instruct q4_0" in lines.heading(run)[1]
+    assert comparison.models_text(run) == "tiny-q8_0.gguf in place of qwen2.5-7b-instruct q4_0"
 
 
 def test_decode_alone_stands_beside_where_lengths_were_measured(measured) -> None:

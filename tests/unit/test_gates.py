@@ -88,13 +88,50 @@ def test_the_prompt_cache_did_as_it_was_told(cached: int, wanted: bool, outcome:
 
 
 @pytest.mark.parametrize(
+    ("others", "wanted", "outcome"),
+    [
+        ({}, False, "not evaluable"),
+        # Of which the others say nothing either.
+        ({"prompt_n": 0}, True, "not evaluable"),
+        ({"cache_n": 23}, False, "void"),
+        ({"cache_n": 23}, True, "pass"),
+    ],
+)
+def test_where_the_server_counts_no_prompt_there_is_no_cache_to_judge(
+    others: dict[str, Any], wanted: bool, outcome: str
+) -> None:
+    untold = answer(prompt_n=0, counted_from="usage")
+    assert gates.prompt_cache([untold, answer(**others)], wanted=wanted).outcome == outcome
+    # A tool whose windows hold no prefill has none to count.
+    assert gates.prompt_cache([answer(prompt_n=0, counted_from="llama-bench")], wanted=False).outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome", "value"),
+    [
+        (("eos", "limit", "word"), "pass", "3 of 3"),
+        *((("eos", end, "eos"), "void", f"stopped by {end}, not by length or by the model") for end in ("abort", "content_filter", "none")),
+        # The others do say.
+        (("eos", None, "limit"), "void", "1 answers that do not say why they ended"),
+        ((None, None, None), "not evaluable", None),
+    ],
+)  # fmt: skip
+def test_an_answer_that_the_model_may_end_was_ended_by_it_or_by_its_limit(
+    ends, outcome: str, value: str | None
+) -> None:
+    found = gates.requests_complete([answer(stop_type=end) for end in ends], 3, 128, exact=False)
+    assert (found.outcome, found.value) == (outcome, value)
+    assert bool(found.remedy) == (outcome != "pass")
+
+
+@pytest.mark.parametrize(
     ("times", "outcome"),
     [
         # An image is one token to the count and minutes to the processor.
         ({"prompt_n": 1, "prompt_ms": 402_000.0, "predicted_ms": 31_000.0}, "flag"),
         # One computed token beside a batch that is being decoded.
         ({"prompt_n": 1, "prompt_ms": 80.0}, "pass"),
-        ({"prompt_n": 0, "prompt_ms": 0.0}, "pass"),
+        ({"prompt_n": 0, "prompt_ms": 0.0, "counted_from": "llama-bench"}, "pass"),
         ({"prompt_ms": None, "predicted_ms": None}, "pass"),
         ({"predicted_n": 0, "predicted_ms": 0.0}, "pass"),
     ],

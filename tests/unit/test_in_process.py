@@ -240,12 +240,12 @@ def test_a_gpu_cannot_be_asked_of_a_build_without_one(serve) -> None:
 def test_without_a_gpu_all_layers_are_on_the_cpu_and_that_is_said(serve, monkeypatch) -> None:
     with serve() as server:
         assert server.facts["offloaded_layers"] == 0
-        assert server.facts["remark"] == "built without GPU support: all layers ran on the CPU"
+        assert server.facts["remark"] == "no GPU: all layers ran on the CPU"
         assert server.deviations == []
     known = machine.describe()
     monkeypatch.setattr(machine, "describe", lambda: types.SimpleNamespace(threads=known.threads, gpus=("Card 9000",)))
     with serve() as server:
-        assert server.deviations == ["llama-cpp-python is built without GPU support: Card 9000 was not used"]
+        assert server.deviations == ["in-process engine cannot use a GPU as it was built: Card 9000 was not used"]
 
 
 def test_a_translated_python_is_flagged(serve, monkeypatch) -> None:
@@ -285,13 +285,16 @@ def test_what_is_asked_for_is_handed_over_and_kept(serve) -> None:
          r"cannot load the model; check the model file.*; its log ends: .*invalid magic"),
         ({"refuses": "context"}, r"cannot make a context of this size; lower parallel or context_per_slot"),
         ({"refuses": "model", "log": ["ggml: failed to allocate 9 GiB"]}, r"cannot load the model; lower parallel"),
-        ({"gpu": True, "log": ["load_tensors: offloaded 7/31 layers to GPU"]}, r"7 of 31 layers are on the GPU, all were asked"),
+        ({"gpu": True, "log": ["load_tensors: offloaded 7/31 layers to GPU"]}, r"put 7 of 31 layers on the GPU, all were asked"),
+        ({"log": ["llama_context: flash_attn            = enabled"], "flash_attention": "off"}, r"runs with flash attention enabled, off was"),
         ({"signal": [1, 4]}, r"died while loading the model: signal 4 \(SIGILL\).*built for another processor"),
         ({"signal": [1, 9]}, r"died while loading the model: signal 9 \(SIGKILL\).*likely killed because memory ran out"),
     ],
 )  # fmt: skip
 def test_what_is_not_in_force_is_an_error(serve, script: dict[str, Any], words: str) -> None:
-    with pytest.raises(EngineError, match=rf"^in-process engine:?(?: llama.cpp)? {words}"), serve(setting(2), **script):
+    flash = script.pop("flash_attention", "auto")
+    asked = setting(2, flash_attention=flash)
+    with pytest.raises(EngineError, match=rf"^in-process engine:?(?: llama.cpp)? {words}"), serve(asked, **script):
         pass
 
 
@@ -304,14 +307,22 @@ def test_layers_on_the_gpu_and_flash_attention_are_read_from_the_log(serve) -> N
         assert "of no interest" not in server._child.process.log_text()
     with serve(setting(gpu_layers=7), gpu=True, log=["load_tensors: offloaded 7/31 layers to GPU"]):
         pass
+    with serve(
+        gpu=True, log=["ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"]
+    ) as server:
+        assert "offloaded_layers" not in server.facts
+        assert server.deviations == [
+            "in-process engine does not say how many layers are on the GPU, which could not be checked"
+        ]
 
 
 def test_drafting_is_refused(tmp_path: Path) -> None:
     engine = in_process.InProcessEngine()
-    for asked, draft in ((setting(), MODEL), (setting(draft="small"), None)):
+    assert engine.cannot(setting()) == ""
+    for draft in (None, MODEL):
         with (
-            pytest.raises(EngineError, match="no draft models; use engine: llama-server"),
-            engine.serve(asked, MODEL, draft, tmp_path, 9.0, 9.0),
+            pytest.raises(EngineError, match="no draft models; leave out draft, or take engine: llama-server"),
+            engine.serve(setting(draft="small"), MODEL, draft, tmp_path, 9.0, 9.0),
         ):
             pass
 

@@ -135,6 +135,27 @@ def test_the_interval_of_energy_per_right_answer_holds_the_truth_as_often_as_it_
     assert 0.91 <= held / 300 <= 0.985
 
 
+def test_a_pair_of_conditions_is_held_apart_by_the_questions_that_tell_them_apart() -> None:
+    """Of conditions that get the same ones right the difference is known better than either, and a truth is held as often as said."""
+    first = {f"q{n}": Item(float(n % 2), 1.0, 16.0) for n in range(96)}
+    alike = items.paired(first, first)
+    low, high = items.wilson(48, 96)
+    assert alike.accuracy[0] == 0
+    assert alike.accuracy[2] - alike.accuracy[1] < 0.3 * (high - low)
+    assert alike.energy is not None
+    assert 0.9 < alike.energy[0] < 1 < alike.energy[1] < 1.1
+    assert items.paired(first, {f"q{n}": Item(0.0, 1.0, 16.0) for n in range(96)}).energy is None
+    rng = np.random.default_rng(4)
+    held = 0
+    for _ in range(150):
+        chance = rng.random(96)
+        right = [chance < 0.4, np.where(rng.random(96) < 0.7, chance, rng.random(96)) < 0.5]
+        pair = ({f"q{n}": Item(float(one), 1.0, 16.0) for n, one in enumerate(own)} for own in right)
+        _, low, high = items.paired(*pair).accuracy
+        held += low <= 0.1 <= high
+    assert 0.9 <= held / 150 <= 0.99
+
+
 def test_the_same_question_weighs_the_same_in_every_table() -> None:
     """Conditions that answer alike come out alike in every draw, but for what no question has shown."""
     asked = {f"q{n}": Item(float(n % 3 == 0), 1.0, 16.0) for n in range(200)}
@@ -285,12 +306,17 @@ def test_the_note_shows_counts_and_intervals(graded, make_run) -> None:
     assert headers == ["batch", "tok/s", "W", "mJ per token", "correct", "J per correct", "vs batch 1", "pass spread"]
     assert rows[1][4:7] == ["50.0%", "6.25", "50% less"]
     assert max(map(len, lines.table(from_run(run)))) <= 80
-    [one, eight] = lines.grades(run, from_run(run))
+    [one, eight, paired] = lines.grades(run, from_run(run))
+    assert paired.startswith(
+        "batch 8 against batch 1, question by question: 0.500 times the energy per right answer (0.3"
+    )
     assert one.startswith("batch 1: 16 of 64 right, 25.0% (16% to 37%); 12.5 J per right answer (8.")
     assert eight.endswith(
         "64 wrong, 0 unanswered, 0 cut off of 128 answers in all passes; the drain took 3.0% of the time"
     )
+    assert "batch 8 against batch 1, question by question" in " ".join(text.split())
     page = markdown(document(run, (), (), (), ()))
+    assert "; accuracy +25.0 points (+1" in page
     assert "batch 8: 32 of 64 right" in page
     assert "64 questions of own (64, sha256 ffffffffffff) are asked" in page
 

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -288,9 +289,23 @@ def test_without_cpufreq_it_is_unmeasured(tree: Callable[[Mapping[str, str]], Pa
         intel_pstate_max_percent.held(50)
 
 
+@pytest.mark.parametrize("value", [-5, None, "1800MHz", True])
+def test_a_wrong_value_is_told_on_a_machine_without_the_setting(
+    tree: Callable[[Mapping[str, str]], Path], value: object
+) -> None:
+    tree({})
+    limits = [name for name in knobs() if re.search(r"_max_|_limit_", name)]
+    assert len(limits) == 5
+    for name in limits:
+        with pytest.raises(
+            UsageError, match=f"knob {name}: expected a number of .* above 0 or uncapped, not {value!r}"
+        ):
+            package.check([{"cpu_max_mhz": 1800}, {name: value}])
+
+
 @pytest.mark.parametrize("value", [0, -5, "fast", True, None])
 def test_a_value_that_is_no_clock_is_a_usage_error(policies: list[Path], value: object) -> None:
-    with pytest.raises(UsageError, match="expected a number of MHz or uncapped"):
+    with pytest.raises(UsageError, match="expected a number of MHz above 0 or uncapped"):
         cpu_max_mhz.held(value)
 
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from players.scripted_llama_server import HELP
 
 from pytest_joules import gates, models
 from pytest_joules.engines import ClosedLoop, Round, _client, _process, find, llama_server
+from pytest_joules.engines._in_force import in_force
 from pytest_joules.engines.llama_server import LlamaServer, LlamaServerEngine, locate, parse_flags, parse_version
 from pytest_joules.errors import EngineError, Unmeasured, UsageError
 from pytest_joules.models import ModelFile
@@ -34,6 +35,12 @@ DRAFT = ModelFile(path=Path("/weights/draft.gguf"), size_bytes=1, sha256="1" * 6
 TIMINGS = {"cache_n": 0, "prompt_n": 24, "prompt_ms": 60.0, "predicted_n": 128, "predicted_ms": 3200.0}
 ANSWER = {"tokens_predicted": 128, "tokens_evaluated": 24, "truncated": False, "stop_type": "limit", "timings": TIMINGS}
 FINAL = {"content": "", "stop": True, **ANSWER}
+PROMPT = [*range(24)]
+
+
+def final(predicted: int, **changed: Any) -> dict[str, Any]:
+    """The last event of a stream of so many tokens."""
+    return FINAL | {"tokens_predicted": predicted, "timings": TIMINGS | {"predicted_n": predicted}} | changed
 
 
 def setting(
@@ -92,8 +99,10 @@ def scripted(tmp_path: Path) -> Callable[..., Scripted]:
     return build
 
 
-def answers(server: LlamaServer, rounds: int = 1, slots: int = 1) -> list[RequestRecord]:
-    return [a for number in range(rounds) for a in server.run_round([[1, 2, 3]] * slots, 128, number).answers]
+def answers(
+    server: LlamaServer, rounds: int = 1, slots: int = 1, prompt: Sequence[int] = PROMPT
+) -> list[RequestRecord]:
+    return [a for number in range(rounds) for a in server.run_round([prompt] * slots, 128, number).answers]
 
 
 def case_setting(parallel: int = 1, context: int = 8192, **keys: Any) -> Setting:
@@ -384,6 +393,67 @@ def test_a_machine_without_a_gpu_is_told_of_unless_none_was_asked_for(scripted, 
         assert server.facts["offloaded_layers"] == (29 if log == ["offloaded_all"] else 0)
 
 
+def offloaded(*layers: str) -> list[str]:
+    return [f"load_tensors: offloaded {of} layers to GPU" for of in layers]
+
+
+FORCED = "llama_init_from_model: flash_attn is not compatible with Grok - forcing off"
+
+
+@pytest.mark.parametrize(
+    ("asked", "log", "words"),
+    [
+        ({"gpu_layers": 20}, ["warning: not compiled with GPU offload support, --gpu-layers option will be ignored"],
+         r"put 0 of \? layers on the GPU, 20 were asked for; free its memory, use a build for this GPU, or set gpu_layers"),
+        ({"gpu_layers": 0}, offloaded("29/29"), "put 29 of 29 layers on the GPU, 0 were asked for; use another build, or set"),
+        ({"gpu_layers": 10}, offloaded("29/29"), "put 29 of 29 layers on the GPU, 10 were asked for"),
+        ({}, offloaded("29/29", "0/5"), r"\(draft model\) put 0 of 5 layers on the GPU, all were asked for"),
+        ({"gpu_layers": 0}, offloaded("0/29", "5/5"), r"\(draft model\) put 5 of 5 layers on the GPU, 0 were asked for"),
+        ({"flash_attention": "on"}, ["sched_reserve: Flash Attention was auto, set to disabled"],
+         "runs with flash attention disabled, on was asked for; set flash_attention: auto, or use another build"),
+        ({"flash_attention": "on"}, ["resolve_fused_ops: Flash Attention not supported, set to disabled"], "attention disabled, on"),
+        ({"flash_attention": "on"}, ["llama_new_context_with_model: flash_attn = 0"], "attention disabled, on was asked"),
+        ({"flash_attention": "on"}, [FORCED], "attention disabled, on was asked"),
+        ({"flash_attention": "off"}, ["llama_context: flash_attn            = enabled"], "attention enabled, off was asked"),
+    ],
+)  # fmt: skip
+def test_what_the_log_says_otherwise_than_asked_is_an_error(asked: dict[str, Any], log: list[str], words: str) -> None:
+    with pytest.raises(EngineError, match=f"^llama-server .*{words}"):
+        in_force("llama-server", Server(**asked), "\n".join(log))
+
+
+UNTOLD = "llama-server does not say how many layers are on the GPU, which could not be checked"
+NOT_COMPILED = "warning: not compiled with GPU offload support, --gpu-layers option will be ignored"
+
+
+@pytest.mark.parametrize(
+    ("asked", "log", "facts", "unchecked"),
+    [
+        ({}, [], {}, [UNTOLD]),
+        ({"gpu_layers": 20}, [], {}, [UNTOLD]),
+        ({"gpu_layers": 0}, [], {}, []),
+        ({}, [NOT_COMPILED], {"offloaded_layers": 0, "remark": "no GPU: all layers ran on the CPU"}, []),
+        # A number beyond what there is means all of them, in the draft model too.
+        ({"gpu_layers": 20}, offloaded("20/29", "5/5"), {"offloaded_layers": 20, "layers": 29}, []),
+        # The tools say what they were told with the same word; -1 is auto.
+        ({"gpu_layers": 0}, ["llama_context: flash_attn    = auto", "main: n_batch = 2048, flash_attn = -1, n_threads = 2"], {}, []),
+        ({"gpu_layers": 0}, ["llama_context: flash_attn    = auto", "resolve_fused_ops: layer 0 is assigned to device CUDA0 but Flash "
+          "Attention is assigned to device CPU", "resolve_fused_ops: Flash Attention not supported, set to disabled",
+          "resolve_fused_ops: fused Gated Delta Net (chunked) enabled"], {"flash_attention": "disabled"}, []),
+        ({"gpu_layers": 0, "flash_attention": "on"}, ["llama_context: flash_attn    = enabled"], {"flash_attention": "enabled"}, []),
+        ({"gpu_layers": 0, "flash_attention": "off"}, ["llama_context: flash_attn    = disabled"], {"flash_attention": "disabled"}, []),
+    ],
+)  # fmt: skip
+def test_what_the_log_says_is_kept_and_what_it_leaves_out_is_told(asked, log, facts, unchecked) -> None:
+    assert in_force("llama-server", Server(**asked), "\n".join(log)) == (facts, unchecked)
+
+
+def test_a_server_that_says_nothing_of_layers_serves_with_a_deviation(scripted) -> None:
+    with scripted(stderr=["resolve_fused_ops: Flash Attention enabled"]).serve() as server:
+        assert server.deviations == [UNTOLD]
+        assert server.facts["flash_attention"] == "enabled"
+
+
 @pytest.mark.parametrize(
     ("levels", "expected"),
     [
@@ -422,7 +492,8 @@ def test_every_flag_is_passed_and_kept_without_folders(scripted) -> None:
     for part in (
         "--model example-q4_k_m.gguf", "--parallel 4", "--ctx-size 2048", "--no-kv-unified", "--fit off", "--gpu-layers 999",
         "--no-cache-prompt", "--cache-ram 0", "--no-cache-idle-slots", "--slot-prompt-similarity 0", "--metrics",
-        "--model-draft draft.gguf", "--spec-type draft-simple", "--spec-draft-n-max 3",
+        "--model-draft draft.gguf", "--spec-type draft-simple", "--spec-draft-n-max 3", "--gpu-layers-draft 999",
+        "--cache-type-k-draft f16", "--cache-type-v-draft f16", "--threads-draft", "--threads-batch-draft",
     ):  # fmt: skip
         assert part in line
     assert "/weights" not in line
@@ -438,10 +509,10 @@ def test_the_cache_is_left_on_where_it_is_wanted(scripted) -> None:
 def test_requests_are_of_fixed_length_greedy_and_uncached(scripted) -> None:
     played = scripted()
     with played.serve() as server:
-        server.run_round([[5, 6, 7]], 64)
+        server.run_round([PROMPT], 64)
     [request] = played.requests("/completion")
     assert request["body"] == {
-        "prompt": [5, 6, 7], "n_predict": 64, "ignore_eos": True, "temperature": 0.0, "seed": 1, "cache_prompt": False, "stream": False,
+        "prompt": PROMPT, "n_predict": 64, "ignore_eos": True, "temperature": 0.0, "seed": 1, "cache_prompt": False, "stream": False,
     }  # fmt: skip
     keys = {one["key"] for one in played.requests()}
     assert len(keys) == 1
@@ -454,6 +525,12 @@ def test_a_build_that_lacks_flags_deviates(scripted) -> None:
         assert "--no-webui" in server.facts["arguments"]
         assert "this llama-server has no --fit off, which could not be pinned" in server.deviations
         assert "this llama-server has no --no-cache-prompt, which could not be pinned" in server.deviations
+
+
+def test_a_draft_whose_layers_cannot_be_pinned_deviates_and_what_it_has_of_the_model_does_not(scripted) -> None:
+    old = "".join(line + "\n" for line in HELP.splitlines() if "-draft VALUE" not in line or "--model-draft" in line)
+    with scripted(help=old).serve(setting(draft="d", gpu_layers=0), DRAFT) as server:
+        assert server.deviations == ["this llama-server has no --gpu-layers-draft 0, which could not be pinned"]
 
 
 def test_synthetic_acceptance_is_passed_on_or_refused_and_never_left_out(scripted) -> None:
@@ -513,8 +590,10 @@ def test_a_round_is_released_together_and_timed_from_its_start(scripted) -> None
     played = scripted(routes={"GET /props": [{"json": props}], "POST /completion": [{"json": ANSWER, "delay_s": 0.3}]})
     with played.serve(setting(4)) as server:
         assert server.slots == 4
-        done = server.run_round([[n] for n in range(4)], 128, 7)
-    assert sorted(request["body"]["prompt"] for request in played.requests("/completion")) == [[0], [1], [2], [3]]
+        done = server.run_round([[n] * 24 for n in range(4)], 128, 7)
+    assert sorted(request["body"]["prompt"] for request in played.requests("/completion")) == [
+        [n] * 24 for n in range(4)
+    ]
     assert [(a.slot, a.round, a.predicted_n) for a in done.answers] == [(n, 7, 128) for n in range(4)]
     # One after the other they would take 1.2 s.
     assert 0.3 <= done.end_mono - done.start_mono < 1.1
@@ -524,7 +603,8 @@ def test_a_round_is_released_together_and_timed_from_its_start(scripted) -> None
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("count", [1, 8, 32])
 def test_the_requests_of_a_round_leave_together_and_the_client_then_sleeps(scripted, count: int, stream: bool) -> None:
-    reply = {"events": [{"json": FINAL, "delay_s": 1.0}]} if stream else {"json": ANSWER, "delay_s": 1.0}
+    told = {"json": FINAL | {"tokens_evaluated": 500, "timings": TIMINGS | {"prompt_n": 500}}, "delay_s": 1.0}
+    reply = {"events": [told]} if stream else told
     props = PROPS | {"total_slots": count}
     played = scripted(routes={"GET /props": [{"json": props}], "POST /completion": [reply]})
     prompts = [[n] * 500 for n in range(count)]
@@ -567,16 +647,15 @@ def token(number: int, text: str = " a", **keys: Any) -> dict[str, Any]:
 
 
 def test_a_streamed_answer_is_counted_as_a_whole_one_and_timed_by_token(scripted) -> None:
-    timings = TIMINGS | {"predicted_n": 4}
-    last = {"json": FINAL | {"timings": timings}}
+    last = {"json": final(4)}
     played = streaming(
         scripted, token(1, delay_s=0.3), *(token(n, delay_s=0.1) for n in (2, 3)), token(4, delay_s=0.4), last
     )
     with played.serve(setting(stream=True)) as server:
-        [found] = server.run_round([[1, 2, 3]], 4).answers
+        [found] = server.run_round([PROMPT], 4).answers
     [request] = played.requests("/completion")
     assert request["body"]["stream"] is True
-    whole = llama_server._answer(ANSWER | {"timings": timings}, 0, 0, found.sent_s, found.received_s)
+    whole = llama_server._answer(final(4), 0, 0, found.sent_s, found.received_s)
     assert found.first_token_s is not None
     assert found.inter_token_median_s is not None
     assert found.inter_token_p99_s is not None
@@ -595,8 +674,7 @@ def test_without_it_no_token_is_timed(scripted) -> None:
 
 def read(*events: tuple[float, str], predicted: int = 4) -> RequestRecord:
     """An answer from events and their times."""
-    body = FINAL | {"timings": TIMINGS | {"predicted_n": predicted}}
-    last = (events[-1][0] if events else 1.0, f"data: {json.dumps(body)}")
+    last = (events[-1][0] if events else 1.0, f"data: {json.dumps(final(predicted))}")
     streamed = llama_server._read([(at, text.encode()) for at, text in (*events, last)])
     return _client.timed(llama_server._answer(streamed.final, 0, 0, 0.0, 9.0), streamed, 1.0)
 
@@ -624,6 +702,17 @@ def part(number: int | None, text: str = "x") -> str:
         ([], 1, (0.0, None, None)),
         ([], 0, (None, None, None)),
         ([(1.5, ": still here"), (2.0, part(1)), (2.5, "data: [DONE]"), (3.0, part(2)), (3.0, "")], 2, (1.0, 1.0, 1.0)),
+        # Several tokens in each piece, of which the server counts none: nobody knows their times.
+        ([(1.5 + n, part(None)) for n in range(8)], 32, (0.5, None, None)),
+        ([(1.5, part(None))], 32, (0.5, None, None)),
+        ([(1.5 + n, part(None)) for n in range(33)], 32, (0.5, None, None)),
+        # One of a hundred without a piece of its own changes nothing; the last one here would have come at once with the end.
+        ([(1.5 + n, part(None)) for n in range(99)], 100, (0.5, 1.0, 1.0)),
+        # Counts that fall, are 0, end before the answer does, or go beyond it are no counts.
+        ([(1.5, part(4)), (2.5, part(4)), (4.5, part(4))], 32, (0.5, None, None)),
+        ([(1.5, part(2)), (2.5, part(1))], 32, (0.5, None, None)),
+        ([(1.5, part(1)), (2.5, part(5))], 4, (0.5, None, None)),
+        ([], 4, (None, None, None)),
     ],
 )  # fmt: skip
 def test_times_of_tokens(events, predicted: int, expected: tuple[float | None, ...]) -> None:
@@ -643,7 +732,7 @@ def test_events_may_be_split_anywhere_and_end_in_either_way(scripted, at: int) -
     with streaming(scripted, {"text": whole[:place]}, {"text": whole[place:], "delay_s": 0.05}).serve(
         setting(stream=True)
     ) as server:
-        [found] = server.run_round([[1]], 128).answers
+        [found] = server.run_round([PROMPT], 128).answers
     assert found.predicted_n == 128
     assert found.first_token_s is not None
 
@@ -665,6 +754,11 @@ ERROR = {"error": {"code": 500, "message": "failed to decode", "type": "server_e
             r"refused .*server_error\): failed to decode",
         ),
         ([{"text": "error: what\n\n"}], {}, "with a body that is no JSON object"),
+        (
+            [token(1), {"text": 'event: error\ndata: {"message": "lost"}\n\n'}],
+            {},
+            r"refused .*\(status 200, error\): lost",
+        ),
         ([token(1), token(2)], {}, "a stream was cut off before its final event, after 2 tokens; run again"),
         ([token(1), {"text": 'data: {"content": " a", "st'}], {}, "cut off before its final event, after 1 tokens"),
         ([], {}, "cut off before its final event, after 0 tokens"),
@@ -685,6 +779,7 @@ ERROR = {"error": {"code": 500, "message": "failed to decode", "type": "server_e
         "error event",
         "error field",
         "error no JSON",
+        "event of an error",
         "no final",
         "half an event",
         "nothing",
@@ -733,9 +828,9 @@ def test_a_closed_loop_keeps_its_slots_busy_until_all_are_answered(scripted) -> 
     replies = [{"json": ANSWER, "delay_s": delay, "echo": True} for delay in (2.0, *[0.1] * 5)]
     played = scripted(routes={"GET /props": [{"json": PROPS | {"total_slots": 2}}], "POST /completion": replies})
     with played.serve(setting(2)) as server:
-        done = server.run_closed_loop([[n] for n in range(6)], 128)
+        done = server.run_closed_loop([[n] * 24 for n in range(6)], 128)
     assert isinstance(done, ClosedLoop)
-    assert done.texts == tuple(f"[{n}]" for n in range(6))
+    assert done.texts == tuple(str([n] * 24) for n in range(6))
     assert [a.predicted_n for a in done.answers] == [128] * 6
     by_worker = {slot: [a for a in done.answers if a.slot == slot] for slot in (0, 1)}
     assert sorted(len(of_one) for of_one in by_worker.values()) == [1, 5]
@@ -752,11 +847,9 @@ def test_a_closed_loop_keeps_its_slots_busy_until_all_are_answered(scripted) -> 
 
 
 def test_a_closed_loop_may_let_the_model_end_its_answers_and_stream_them(scripted) -> None:
-    played = streaming(
-        scripted, token(1), {"json": FINAL | {"stop_type": "eos", "timings": TIMINGS | {"predicted_n": 2}}}
-    )
+    played = streaming(scripted, token(1), {"json": final(2, stop_type="eos")})
     with played.serve() as server:
-        done = server.run_closed_loop([[1], [2], [3]], 64, stream=True, exact=False)
+        done = server.run_closed_loop([PROMPT] * 3, 64, stream=True, exact=False)
         assert {(one["body"]["stream"], one["body"]["ignore_eos"], one["body"]["n_predict"]) for one in played.requests("/completion")} == {(True, False, 64)}  # fmt: skip
     assert (done.exact, done.texts) == (False, (" a", " a", " a"))
     assert [(a.slot, a.round, a.stop_type) for a in done.answers] == [(0, 0, "eos"), (0, 1, "eos"), (0, 2, "eos")]
@@ -769,7 +862,7 @@ def test_a_closed_loop_may_let_the_model_end_its_answers_and_stream_them(scripte
 def test_a_closed_loop_streams_where_the_suite_asks_for_it(scripted, stream: bool) -> None:
     played = streaming(scripted, {"json": FINAL}) if stream else scripted()
     with played.serve(setting(stream=stream)) as server:
-        done = server.run_closed_loop([[1]], 128)
+        done = server.run_closed_loop([PROMPT], 128)
     assert done.exact
     body = played.requests("/completion")[0]["body"]
     assert (body["stream"], body["ignore_eos"]) == (stream, True)
@@ -781,7 +874,7 @@ def test_a_closed_loop_with_fewer_prompts_than_slots_drains_from_its_start(scrip
         "POST /completion": [{"json": ANSWER, "delay_s": 0.5}],
     }
     with scripted(routes=routes).serve(setting(4)) as server:
-        done = server.run_closed_loop([[1], [2]], 128)
+        done = server.run_closed_loop([PROMPT] * 2, 128)
     assert done.drain_s == pytest.approx(done.end_mono - done.start_mono, abs=0.2)
 
 
@@ -794,13 +887,13 @@ def test_a_closed_loop_ends_with_its_first_failure(scripted) -> None:
     played = scripted(routes=routes)
     with played.serve(setting(2)) as server:
         with pytest.raises(EngineError, match=r"1 of 50 requests failed: .*out of memory; lower parallel"):
-            server.run_closed_loop([[n] for n in range(50)], 128)
+            server.run_closed_loop([PROMPT] * 50, 128)
         assert len(played.requests("/completion")) < 10
 
 
 def test_repeats_of_a_prompt_that_came_from_the_cache(scripted) -> None:
     with scripted("L03-prompt-was-cached/repeats").serve(case_setting()) as server:
-        found = answers(server, rounds=3)
+        found = answers(server, rounds=3, prompt=range(512))
     assert [(a.prompt_n, a.cache_n, a.predicted_n) for a in found] == [(512, 0, 128), (1, 511, 128), (1, 511, 128)]
     assert gates.prompt_cache(found[:1], wanted=False).outcome == "pass"
     assert gates.prompt_cache(found, wanted=False).outcome == "void"
@@ -809,7 +902,7 @@ def test_repeats_of_a_prompt_that_came_from_the_cache(scripted) -> None:
 
 def test_an_old_build_hides_the_cache_in_the_length_of_the_prompt(scripted) -> None:
     with scripted("L03-prompt-was-cached/old_no_cache_n").serve(case_setting()) as server:
-        [found] = answers(server)
+        [found] = answers(server, prompt=range(512))
     assert (found.prompt_n, found.cache_n) == (1, 511)
     gate = gates.prompt_cache([found], wanted=False)
     assert (gate.outcome, gate.value) == ("void", "511 of 512 prompt tokens from cache")
@@ -817,7 +910,7 @@ def test_an_old_build_hides_the_cache_in_the_length_of_the_prompt(scripted) -> N
 
 def test_an_image_costs_more_than_its_one_token(scripted) -> None:
     with scripted("L03-prompt-was-cached/image").serve(case_setting()) as server:
-        found = answers(server)
+        found = answers(server, prompt=[1])
     gate = gates.prompt_cache(found, wanted=False)
     assert gate.outcome == "flag"
     assert "prompt_ms and prompt_n disagree" in str(gate.value)
@@ -851,13 +944,73 @@ def test_an_answer_of_no_tokens_is_void_and_no_division(scripted, make_window) -
             ("timings", 128, 4, 20),
         ),
         ({"timings": {"predicted_n": 128, "prompt_n": None}, "tokens_evaluated": 24}, ("timings", 128, 24, 0)),
-        ({"timings": {"predicted_n": 128.0, "prompt_n": 30}, "tokens_evaluated": 24}, ("timings", 128, 30, 0)),
+        ({"timings": {"predicted_n": 128.0, "prompt_n": 20}, "tokens_evaluated": 24}, ("timings", 128, 20, 4)),
         ({"timings": "none", "tokens_predicted": 128, "tokens_evaluated": 24}, ("tokens_predicted", 128, 24, 0)),
     ],
 )
 def test_counts_come_from_the_first_place_that_has_one(body: dict[str, Any], expected: tuple[Any, ...]) -> None:
     found = llama_server._answer(body, 0, 0, 0.0, 1.0)
     assert (found.counted_from, found.predicted_n, found.prompt_n, found.cache_n) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"tokens_predicted": 64}, "counts 128 and 64 generated tokens"),
+        ({"usage": {"completion_tokens": 127}}, "counts 128 and 127 generated tokens"),
+        ({"tokens_evaluated": 512}, "of 512 prompt tokens 24 were computed and 0 came from the cache"),
+        ({"usage": {"prompt_tokens": 25}}, "counts 24 and 25 prompt tokens"),
+        ({"usage": {"prompt_tokens_details": {"cached_tokens": 8}}}, "counts 0 and 8 prompt tokens from the cache"),
+        ({"timings": TIMINGS | {"cache_n": None, "prompt_n": 30}}, "of 24 prompt tokens 30 were computed and -6"),
+        ({"timings": TIMINGS | {"draft_n": 190}}, "draft_n 190 and draft_n_accepted None, which is no share"),
+        ({"timings": TIMINGS | {"draft_n_accepted": 9}}, "draft_n None and draft_n_accepted 9"),
+        ({"timings": TIMINGS | {"draft_n": 90, "draft_n_accepted": 300}}, "draft_n 90 and draft_n_accepted 300"),
+        ({"timings": TIMINGS | {"draft_n": "190", "draft_n_accepted": "92"}}, "draft_n 190 and draft_n_accepted 92"),
+    ],
+)
+def test_counts_that_contradict_each_other_are_none(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(EngineError, match=rf"^llama-server: an answer .*{words}.*use another build"):
+        llama_server._answer(ANSWER | changed, 0, 0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("timings", "sent", "words"),
+    [
+        ({"prompt_n": 1}, 512, r"a prompt of 512 tokens was sent, and 1 are counted \(1 computed, 0 from the cache\)"),
+        ({"prompt_n": 256, "cache_n": 0}, 512, "of 512 tokens was sent, and 256 are counted .*raise context_per_slot"),
+        ({"prompt_n": 1, "cache_n": 24}, 24, "of 24 tokens was sent, and 25 are counted"),
+    ],
+)
+def test_a_prompt_is_counted_as_long_as_it_was_sent(scripted, timings, sent: int, words: str) -> None:
+    reply = {"json": {"stop_type": "limit", "timings": {"predicted_n": 128, **timings}}}
+    with scripted(routes={"POST /completion": [reply]}).serve() as server:
+        with pytest.raises(EngineError, match=words):
+            server.run_round([range(sent)], 128)
+        with pytest.raises(EngineError, match=words):
+            server.run_closed_loop([range(sent)], 128)
+
+
+def test_an_answer_that_counts_no_prompt_leaves_the_cache_unknown_and_says_so(scripted) -> None:
+    untold = {"json": {"stop_type": "limit", "timings": {"predicted_n": 128}}}
+    with scripted(routes={"POST /completion": [{"json": ANSWER}, untold, untold]}).serve() as server:
+        assert gates.prompt_cache(answers(server), wanted=False).outcome == "pass"
+        said = list(server.deviations)
+        assert gates.prompt_cache(answers(server, rounds=2), wanted=False).outcome == "not evaluable"
+        assert server.deviations == [*said, llama_server._CACHE_UNTOLD]
+
+
+@pytest.mark.parametrize(
+    ("flags", "stop"),
+    [
+        ({"stopped_eos": True, "stopped_word": False, "stopped_limit": False}, "eos"),
+        ({"stopped_eos": False, "stopped_limit": True}, "limit"),
+        ({"stopped_word": True, "stop_type": "none"}, "none"),
+        ({}, None),
+    ],
+)
+def test_older_builds_say_by_flags_why_an_answer_ended(flags: dict[str, Any], stop: str | None) -> None:
+    body = {name: value for name, value in ANSWER.items() if name != "stop_type"} | flags
+    assert llama_server._answer(body, 0, 0, 0.0, 1.0).stop_type == stop
 
 
 @pytest.mark.parametrize("count", [None, "many", True, -1, 1.5, [128], 1e30])
@@ -1039,6 +1192,13 @@ def test_an_error_that_never_ends_is_told_each_time_and_the_server_ended(scripte
     assert gone(*server.pids)
 
 
+@pytest.mark.parametrize("total", ["1.2.3", "-", "1e400", "NaN", "-7"])
+def test_running_totals_that_are_no_numbers_are_none(scripted, total: str) -> None:
+    text = f"llamacpp:n_decode_total {total}\nllamacpp:n_busy_slots_per_decode 3.5\n"
+    with scripted(routes={"GET /metrics": [{"body": text}]}).serve() as server:
+        assert server.counters() is None
+
+
 def test_running_totals(scripted) -> None:
     text = (
         "# HELP llamacpp:n_decode_total Total number of llama_decode() calls\nllamacpp:n_decode_total 200\n"
@@ -1108,6 +1268,10 @@ def test_version_strings(case: dict[str, Any]) -> None:
         ),
         ("version: 8514 (406f4e3f6)\r\n", 8514, "406f4e3f6", None),
         ("", None, None, None),
+        # Lines of libraries that are loaded.
+        ("version: 12.4.131\nversion: 8514 (406f4e3f6)\n", 8514, "406f4e3f6", None),
+        ("version: 0.5.0-dev (build 8514, commit 0c1e570)\nversion: 12.4.131\n", 8514, "0c1e570", "0.5.0-dev"),
+        ("version: 12.4.131\nversion: 2.0.0\n", None, None, None),
         ("subversion: 8514 (406f4e3f6)", None, None, None),
     ],
 )

@@ -185,10 +185,15 @@ def test_a_table_says_why_it_has_no_times_of_tokens(make_run, make_window) -> No
     for name in ("time_to_first_token_s", "inter_token_s"):
         with pytest.raises(Void, match=rf"parallel=1: {name} is undefined: .*not streamed.*request: {{stream: true}}"):
             getattr(sweep, name)[1]
-    sweep = from_run(make_run(make_window(1, requests=(replace(STREAMED, inter_token_median_s=None),))))
-    assert sweep.time_to_first_token_s[1] == 0.5
-    with pytest.raises(Void, match="answers of one token have no time between tokens; raise answer_tokens"):
-        sweep[1].inter_token_s  # noqa: B018
+    for tokens, why in (
+        (1, "answers of one token have no time between tokens; raise answer_tokens"),
+        (8, "the pieces of the stream are no single tokens, and the server does not count them"),
+    ):
+        untimed = replace(STREAMED, inter_token_median_s=None, predicted_n=tokens)
+        sweep = from_run(make_run(make_window(1, requests=(untimed,))))
+        assert sweep.time_to_first_token_s[1] == 0.5
+        with pytest.raises(Void, match=why):
+            sweep[1].inter_token_s  # noqa: B018
 
 
 def test_times_of_a_round_counted_from_its_window() -> None:

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import gguf
@@ -7,7 +8,7 @@ import pytest
 
 from pytest_joules import models
 from pytest_joules.errors import Unmeasured, UsageError
-from pytest_joules.models import find, folders, inspect
+from pytest_joules.models import anatomy, find, folders, inspect
 
 EMPTY_GGUF = b"GGUF" + (3).to_bytes(4, "little") + bytes(16)
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 4431390720\n".format("0" * 64)
@@ -19,15 +20,26 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.delenv("JOULES_MODELS", raising=False)
 
 
-def write(path: Path, split: int | None = None, rows: int = 8) -> Path:
-    """A tiny but whole model."""
+def write(
+    path: Path,
+    split: int | None = None,
+    rows: int = 8,
+    number: int | None = None,
+    total: int | None = None,
+    block: int = 0,
+) -> Path:
+    """A tiny but whole model, or a shard of one."""
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(2)
     writer.add_token_list(["a", "b", "c"])
     if split:
         writer.add_uint16("split.count", split)
-    writer.add_tensor("token_embd.weight", np.ones((rows, 32), dtype=np.float32))
-    writer.add_tensor("blk.0.attn.weight", np.ones((4, 32), dtype=np.float16))
+    if number is not None:
+        writer.add_uint16("split.no", number)
+    if total is not None:
+        writer.add_int32("split.tensors.count", total)
+    writer.add_tensor("output.weight" if block else "token_embd.weight", np.ones((rows, 32), dtype=np.float32))
+    writer.add_tensor(f"blk.{block}.attn.weight", np.ones((4, 32), dtype=np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -89,16 +101,67 @@ def test_a_model_in_one_shard(tmp_path: Path) -> None:
 
 
 def test_the_identity_covers_every_shard(tmp_path: Path) -> None:
-    first, second = (write(tmp_path / f"m-0000{n}-of-00002.gguf", split=2, rows=8 * n) for n in (1, 2))
+    first, second = (write(tmp_path / f"m-0000{n}-of-00002.gguf", split=2, rows=8 * n, block=n - 1) for n in (1, 2))
     model = inspect(first)
     assert model.path == first
     assert model.size_bytes == first.stat().st_size + second.stat().st_size
     assert model.metadata["parameters"] == (8 * 32 + 128) + (16 * 32 + 128)
     assert model.metadata["embedding_parameters"] == 8 * 32 + 16 * 32
-    write(second, split=2, rows=24)
+    write(second, split=2, rows=24, block=1)
     assert inspect(first).sha256 != model.sha256
     second.write_bytes(second.read_bytes()[:-200])
     assert "m-00002-of-00002.gguf: the file is cut off or damaged" in refusal(first)
+
+
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"split": 2, "number": 0}, "m-00002-of-00002.gguf holds shard 1 of 2; give the shards back their names"),
+        ({"split": 3, "number": 1}, "m-00002-of-00002.gguf holds shard 2 of 3; give the shards back their names"),
+        ({"split": 2, "number": 1}, "m-00001-of-00002.gguf and m-00002-of-00002.gguf both hold token_embd.weight"),
+        ({"split": 2, "number": 1, "block": 1, "total": 9}, "its shards hold 4 tensors, and m-00002-of-00002.gguf is of a model with 9"),
+    ],
+    ids=["a copy", "of a larger set", "of another model", "of another number of tensors"],
+)  # fmt: skip
+def test_shards_that_do_not_belong_together(tmp_path: Path, second: dict[str, int], words: str) -> None:
+    first = write(tmp_path / "m-00001-of-00002.gguf", split=2, number=0, total=4)
+    write(tmp_path / "m-00002-of-00002.gguf", split=2, number=1, total=4, block=1)
+    assert inspect(first).metadata["parameters"] == 2 * 384
+    write(tmp_path / "m-00002-of-00002.gguf", **second)
+    assert words in refusal(first)
+    with pytest.raises(UsageError, match=re.escape(words)):
+        anatomy.read(first)
+
+
+@pytest.mark.parametrize("name", ["m-00001-of-00000.gguf", "m-00000-of-00002.gguf", "m-00003-of-00002.gguf"])
+def test_a_shard_that_there_cannot_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(EMPTY_GGUF)
+    assert "which there cannot be; give it back its own name" in refusal(tmp_path / name)
+    [found] = models.here([tmp_path], models.known_models([]))
+    assert found.fault.startswith("its name says shard")
+
+
+@pytest.mark.parametrize(
+    ("file_type", "form", "said"),
+    [
+        (3, "q8_0", "x.gguf says that it is q4_1, not q8_0"),
+        (2, "q4_1", "x.gguf says that it is q4_0, not q4_1"),
+        (1, "bf16", "x.gguf says that it is f16, not bf16"),
+        (1024 + 15, "q5_k_m", "x.gguf says that it is q4_k_m, not q5_k_m"),
+        (15, "q4_k_xl", ""),
+        (15, "q4", ""),
+        (25, "iq4_xs", ""),
+        (1, "FP16", ""),
+        (38, "mxfp4", ""),
+        (999, "q8_0", ""),
+        (None, "q8_0", ""),
+        (3, None, ""),
+    ],
+)
+def test_a_file_of_another_number_format_than_was_asked_for(file_type: int | None, form: str | None, said: str) -> None:
+    metadata = {} if file_type is None else {"general.file_type": file_type}
+    model = models.ModelFile(path=Path("/m/x.gguf"), size_bytes=1, sha256="0" * 64, metadata=metadata)
+    assert models.other_format(model, form) == said
 
 
 def test_a_shard_under_the_name_of_a_whole_model(tmp_path: Path) -> None:

@@ -249,7 +249,12 @@ def event(**part: Any) -> dict[str, Any]:
     return {"json": part}
 
 
-PIECES = [event(choices=[{"text": word, "finish_reason": None}]) for word in ("one", " two")]
+def piece(text: str, counted: int | None = None, delay_s: float = 0.0) -> dict[str, Any]:
+    usage = {} if counted is None else {"usage": USAGE | {"completion_tokens": counted}}
+    return event(choices=[{"text": text, "finish_reason": None}], **usage) | {"delay_s": delay_s}
+
+
+PIECES = [piece("one"), piece(" two")]
 LAST, COUNTS, DONE = (
     event(choices=[{"text": "", "finish_reason": "length"}]),
     event(choices=[], usage=USAGE),
@@ -258,20 +263,59 @@ LAST, COUNTS, DONE = (
 
 
 def test_a_stream_tells_when_its_tokens_came(play) -> None:
-    slow = [PIECES[0], PIECES[1] | {"delay_s": 0.1}, LAST, COUNTS, DONE]
+    slow = [piece("a"), *[piece(" a", delay_s=0.1)] * 7, LAST, COUNTS, DONE]
     played = play(completions=[{"json": ANSWER}, {"events": slow}])
     with played.serve(setting(stream=True)) as server:
         [answer] = server.run_round(server.prompts("x", 1), 8).answers
         assert (answer.predicted_n, answer.stop_type) == (8, "limit")
         assert answer.first_token_s is not None
-        assert answer.inter_token_p99_s is not None
+        assert answer.inter_token_median_s is not None
+        # The player sleeps at least as long as it is told to.
+        assert answer.inter_token_median_s > 0.09
         assert answer.first_token_s < answer.received_s - 0.05
     assert played.bodies()[-1]["stream_options"] == {"include_usage": True}
 
 
 @pytest.mark.parametrize(
+    ("pieces", "least_s"),
+    [
+        # Four tokens in a piece, as servers that draft send them: without a count nobody knows how many.
+        ([piece("a b c d"), piece(" e f g h", delay_s=0.2)], None),
+        ([piece("a b c d e f g h")], None),
+        ([piece("a b c d", 4), piece(" e f g h", 8, delay_s=0.2)], 0.045),
+        ([piece("a b c d", 0), piece(" e f g h", 0, delay_s=0.2)], None),
+    ],
+)
+def test_tokens_that_came_together_have_times_only_where_they_are_counted(play, pieces, least_s) -> None:
+    with play(completions=[{"json": ANSWER}, {"events": [*pieces, LAST, COUNTS, DONE]}]).serve(
+        setting(stream=True)
+    ) as server:
+        [answer] = server.run_round(server.prompts("x", 1), 8).answers
+    assert answer.first_token_s is not None
+    assert (answer.inter_token_median_s is None) == (least_s is None)
+    assert least_s is None or least_s < (answer.inter_token_median_s or 0.0) < 4 * least_s
+
+
+def test_a_stream_without_text_tells_no_time_of_its_first_token(play) -> None:
+    with play(completions=[{"json": ANSWER}, {"events": [LAST, COUNTS, DONE]}]).serve(setting(stream=True)) as server:
+        [answer] = server.run_round(server.prompts("x", 1), 8).answers
+    assert (answer.predicted_n, answer.first_token_s) == (8, None)
+
+
+CUT = [piece("a", 1), piece(" b", 8)]
+
+
+@pytest.mark.parametrize(
     ("reply", "words"),
     [
+        ({"events": CUT}, "a stream was cut off after 2 pieces"),
+        ({"events": [*CUT, DONE]}, "an answer was cut off: it has no finish_reason, as others have"),
+        ({"events": [*CUT, {"text": 'error: {"message": "ctx"}\n\n'}]}, r"the server failed \(status 200\): ctx"),
+        (
+            {"events": [*CUT, {"text": 'event: error\ndata: {"message": "ctx"}\n\n'}]},
+            r"the server failed \(status 200\): ctx",
+        ),
+        ({"events": [*CUT, {"text": "event: error\n\n"}]}, "no reason was given"),
         ({"events": [*PIECES, LAST, DONE]}, r"a stream without usage.*stream_options\.include_usage; leave out stream"),
         ({"events": PIECES, "cut": True}, "dropped a request|cut off after 2 pieces"),
         ({"events": [PIECES[0], event(error={"message": "out of memory"})]}, "the server failed .*out of memory"),
@@ -284,6 +328,52 @@ def test_a_stream_that_does_not_come_to_its_end_is_none(play, reply, words) -> N
         play(completions=[{"json": ANSWER}, reply]).serve(setting(stream=True)),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({"timings": {"prompt_n": 1, "cache_n": 19, "predicted_n": 8}, "truncated": True}, (1, 19, 0, 0, True)),
+        # Builds that leave out cache_n tell what they computed.
+        ({"timings": {"prompt_n": 1, "predicted_n": 8}}, (1, 19, 0, 0, False)),
+        ({"timings": {"draft_n": 6, "draft_n_accepted": 5}}, (20, 0, 6, 5, False)),
+        ({"timings": None}, (20, 0, 0, 0, False)),
+    ],
+)
+def test_what_a_server_of_llama_cpp_says_besides_is_heard(play, changed, found) -> None:
+    told = ANSWER | {"usage": {"prompt_tokens": 20, "completion_tokens": 8}} | changed
+    with play(completions=[{"json": ANSWER}, {"json": told}]).serve() as server:
+        [a] = server.run_round(server.prompts("x", 1), 8).answers
+    assert (a.prompt_n, a.cache_n, a.draft_n, a.draft_accepted_n, a.truncated) == found
+    assert any("came from its cache" in line for line in server.deviations) == (found[1] == 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"timings": {"predicted_n": 4}}, "counts 4 and 8 generated tokens"),
+        ({"timings": {"prompt_n": 5, "cache_n": 0}}, "of 20 prompt tokens 5 were computed and 0 came from the cache"),
+        ({"usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 30}}}, "of 20 prompt tokens -10 were computed"),
+        ({"timings": {"draft_n": 6}}, "draft_n 6 and draft_n_accepted None"),
+        ({"choices": [{"text": "a"}]}, "an answer was cut off: it has no finish_reason, as others have"),
+        ({"error": {}}, r"the server failed \(status 200\)"),
+    ],
+)
+def test_an_answer_that_contradicts_itself_or_those_before_fails(play, changed, words) -> None:
+    with (
+        play(completions=[{"json": ANSWER}, {"json": ANSWER | changed}]).serve() as server,
+        pytest.raises(EngineError, match=rf"openai: .*{words}"),
+    ):
+        server.run_round(server.prompts("x", 1), 8)
+
+
+def test_a_server_that_never_says_why_an_answer_ended_leaves_that_unknown(play) -> None:
+    silent = ANSWER | {"choices": [{"text": "one two", "finish_reason": None}]}
+    with play(completions=[{"json": silent}]).serve() as server:
+        answers = server.run_closed_loop(server.prompts("x", 2), 8, exact=False).answers
+        exactly = server.run_round(server.prompts("x", 1), 8).answers
+    assert gates.requests_complete(answers, 2, 8, exact=False).outcome == "not evaluable"
+    assert gates.requests_complete(exactly, 1, 8).outcome == "pass"
 
 
 # Questions, which the server puts into the model's template
@@ -356,6 +446,7 @@ def test_a_server_that_knows_only_the_interface_is_asked_for_no_more(play) -> No
         ({"status": 200, "json": {"error": {"message": "model crashed"}}}, "the server failed .*model crashed"),
         ({"status": 307, "headers": {"Location": "http://192.0.2.7/"}}, "sends requests on .*give the address it sends them to"),
         ({"status": 200, "body": "<html>Hello</html>"}, "a body that is no JSON object: <html>Hello"),
+        ({"json": ANSWER | {"choices": []}}, r"counts tokens and holds none"),
         ({"json": {"choices": [{"text": "x"}]}}, r"does not count its tokens .*use a server that does"),
         ({"json": ANSWER | {"usage": {"prompt_tokens": None, "completion_tokens": -1}}}, "does not count its tokens"),
         ({"drop": True}, "dropped a request"),
@@ -418,6 +509,22 @@ def test_what_could_not_be_checked_is_said_line_by_line(play) -> None:
     with play().serve() as server:
         assert len(server.deviations) == 5
         assert all(line.startswith("openai: ") for line in server.deviations)
+
+
+def test_answers_of_another_model_are_a_deviation(play) -> None:
+    played = play(
+        completions=[
+            {"json": ANSWER | {"model": "/home/someone/Example-7B.Q4_0.gguf"}},
+            {"json": ANSWER | {"model": "other"}},
+        ]
+    )
+    with played.serve() as server:
+        assert not any("of model" in line for line in server.deviations)
+        for _ in range(2):
+            server.run_round(server.prompts("x", 1), 8)
+        assert [line for line in server.deviations if "of model" in line] == [
+            "openai: answers say that they are of model other"
+        ]
 
 
 def test_a_process_that_cannot_be_found_leaves_the_load_of_others_unknown(play, monkeypatch) -> None:

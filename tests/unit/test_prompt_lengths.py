@@ -78,7 +78,12 @@ FAULTS = {
     "identical and shared": ("prompt_tokens: 64, shared_prefix_tokens: 8, identical: true", "", "identical: identical prompts share all"),
     "a text beside": ("prompt_tokens: 64, prompt_text: Why", "", "prompt_text: prompts of prompt_tokens have a text of their own"),
     "questions beside": ("prompt_tokens: 64, questions: basics", "", "prompt_tokens: it has no meaning beside questions"),
-    "a cold cache": ("prompt_tokens: 64, cache_prompt: true", "protocol: {warm: cold}", "cache_prompt: a cold server has no prompt in its cache"),
+    "a cache of prompts of their own": ("prompt_tokens: 64", "vary: {cache_prompt: [false, true]}", r"asks\.yaml:4: vary\.cache_prompt: no two of these prompts begin alike, .*at cache_prompt=True"),
+    "a cache of a text behind numbers": ("prompt: code, cache_prompt: true", "", r"asks\.yaml:3: request\.cache_prompt: no two of these prompts begin alike"),
+    "a named prompt beside a length": ("prompt: code, prompt_tokens: 64", "", "prompt: prompt_tokens takes its place; remove one of them"),
+    "a named prompt beside a text": ("prompt_text: Why", "vary: {prompt: [short, code]}", r"vary\.prompt: prompt_text takes its place"),
+    "a short closed loop": ("closed_loop: true", "protocol: {rounds: 4}", r"protocol\.rounds: a closed loop sends at least 8 requests to each slot"),
+    "a cold cache": ("prompt_tokens: 64, identical: true, cache_prompt: true", "protocol: {warm: cold}", "cache_prompt: a cold server has no prompt in its cache"),
     "cold windows of prompts": ("prefill_windows: true", "protocol: {warm: cold}", "prefill_windows: only the first window of a server is cold"),
     "answers that are prefill already": ("prefill_windows: true, answer_tokens: 1", "", "prefill_windows: answers of one token are prefill alone"),
     "a length that is prefill": ("prefill_windows: true, lengths: [1]", "", "lengths: answers of one token are what prefill_windows measures"),
@@ -123,23 +128,24 @@ class Counting:
 
 
 @pytest.mark.parametrize(
-    ("request_", "cached"),
+    ("request_", "more", "cached"),
     [
-        ("shared_prefix_tokens: 48, cache_prompt: true", 48),
-        ("shared_prefix_tokens: 48", 0),
-        ("cache_prompt: true, identical: true", 63),
-        # The token at the start of every text is in the cache whatever else is.
-        ("cache_prompt: true", 1),
+        ("shared_prefix_tokens: 48, cache_prompt: true", "", 48),
+        ("shared_prefix_tokens: 48", "", 0),
+        ("cache_prompt: true, identical: true", "", 63),
+        # The token at the start of every text is in the cache whatever else is; how long the prefix is may vary down to none.
+        ("cache_prompt: true", "vary: {shared_prefix_tokens: [0, 48]}", 1),
     ],
 )
-def test_what_must_come_from_the_cache_follows_from_the_prompts(asking, request_: str, cached: int) -> None:
-    setting = asking(f"prompt_tokens: 64, {request_}").setting({})
+def test_what_must_come_from_the_cache_follows_from_the_prompts(asking, request_: str, more: str, cached: int) -> None:
+    suite = asking(f"prompt_tokens: 64, {request_}", more)
+    setting = suite.setting(suite.conditions[0])
     prompts = prompts_of(setting, Counting(), 8)
     assert _asked_of_cache(setting, [prompts[:4], prompts[4:]]) == (cached, 64 - cached)
 
 
 def test_prompts_whose_length_is_not_stated_have_no_count_to_keep_to(asking) -> None:
-    assert _asked_of_cache(asking("cache_prompt: true").setting({}), [[[1, 2, 3]]]) is None
+    assert _asked_of_cache(asking("cache_prompt: true, identical: true").setting({}), [[[1, 2, 3]]]) is None
 
 
 ANSWER = RequestRecord(
@@ -177,7 +183,11 @@ def test_slots_are_named_only_where_what_they_hold_is_counted(asking, tmp_path: 
             flag in engine._arguments(asking(request).setting({}), model, None)[0]
             for flag in ("--no-cache-prompt", "--cache-ram")
         ]
-        for request in ("seed: 1", "cache_prompt: true", "cache_prompt: true, prompt_tokens: 64")
+        for request in (
+            "seed: 1",
+            "cache_prompt: true, identical: true",
+            "cache_prompt: true, prompt_tokens: 64, shared_prefix_tokens: 8",
+        )
     }
     assert list(given.values()) == [[True, True], [False, False], [False, True]]
     sent = {}

@@ -56,8 +56,14 @@ def read(asking: Callable[..., Suite], name: str, text: str, form: str = "jsonl"
         (json.dumps({**GOOD, "id": 7}), "set.jsonl:2: id is 7; give a text"),
         (json.dumps({**GOOD, "id": "b", "question": " "}), "set.jsonl:2: question is ' '; give a text"),
         (json.dumps({**GOOD, "id": "b", "kind": "number"}), "set.jsonl:2: kind 'number'"),
-        (json.dumps({**GOOD, "id": "b", "answer": None}), "set.jsonl:2: answer is missing"),
-        (json.dumps({**GOOD, "id": "b", "answer": True}), "set.jsonl:2: answer is True"),
+        (json.dumps({**GOOD, "id": "b", "answer": None}), "set.jsonl:2: answer is missing; give a number"),
+        (json.dumps({**GOOD, "id": "b", "answer": True}), "set.jsonl:2: answer is True; give a number"),
+        (json.dumps({**GOOD, "id": "b", "kind": "exact", "answer": None}), "set.jsonl:2: answer is missing; give a text"),
+        (json.dumps({**GOOD, "id": "b", "kind": "exact", "answer": "what is up"}), "set.jsonl:2: answer 'what is up' would be wrong itself: 'up' is taken from it"),
+        (json.dumps({**GOOD, "id": "b", "kind": "exact", "answer": "New\nYork"}), "set.jsonl:2: answer 'New York' would be wrong itself: 'york' is taken"),
+        (json.dumps({**GOOD, "id": "b", "kind": "exact", "answer": "!!!"}), "set.jsonl:2: answer '!!!' would be wrong itself: nothing can be taken"),
+        (json.dumps({**GOOD, "id": "b", "answer": "1 000"}), "set.jsonl:2: answer '1 000' is no number"),
+        (json.dumps({**GOOD, "id": "b", "answer": 3}), "set.jsonl:2: the question is that of line 1, where its answer is '2' and not '3'; remove one"),
         (json.dumps({**GOOD, "id": "b", "answer": "two"}), "set.jsonl:2: answer 'two' is no number"),
         (json.dumps({**GOOD, "id": "b", "choices": ["x", "y"]}), "set.jsonl:2: choices stand at a question of the kind numeric"),
         (json.dumps({**GOOD, "id": "b", "kind": "choice"}), "set.jsonl:2: choices of the kind choice: expected a list of 2 to 10"),
@@ -73,6 +79,15 @@ def test_a_line_that_is_no_question_is_told_with_its_place(asking, line: str, to
         read(asking, "set.jsonl", f"{json.dumps(GOOD)}\n{line}\n")
     assert told in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_question_may_stand_twice_with_one_answer_and_again_with_other_choices(asking) -> None:
+    choice = {"kind": "choice", "question": "Which flies?", "choices": ["a fish", "an eagle"], "answer": "B"}
+    lines = [
+        GOOD, {**GOOD, "id": "b", "answer": "2.0"}, {**choice, "id": "c"},
+        {**choice, "id": "d", "choices": ["a gull", "a hen"], "answer": "A"},
+    ]  # fmt: skip
+    assert len(read(asking, "set.jsonl", "\n".join(map(json.dumps, lines))).questions) == 4
 
 
 def test_an_empty_set_and_a_missing_one_are_told(asking) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_joules.registration import Registration, closure, examine
+from pytest_joules.registration import Registration, closure, contains, examine
 
 NAME = "prediction.toml"
 
@@ -371,6 +371,32 @@ def test_line_endings_do_not_matter(new) -> None:
     assert crlf.examine().blobs == lf.examine().blobs
     edited.write(NAME, prediction("0.51").replace("\n", "\r\n"))
     assert edited.examine().word == "exploratory"
+
+
+def test_a_file_that_git_filters_may_be_another_than_it_says(committed: Repo) -> None:
+    attributes = committed.folder / ".git" / "info" / "attributes"
+    attributes.parent.mkdir(exist_ok=True)
+    attributes.write_text(f"{NAME} filter=old\n")
+    committed.git("config", "filter.old.clean", f"git show HEAD:{NAME}")
+    edit(committed)
+    found = committed.examine()
+    assert (found.word, found.commit) == ("unknown", "")
+    assert found.detail == f"git runs {NAME} through a filter, which may store another text than the file's"
+    attributes.write_text(f"{NAME} -filter\n")
+    assert committed.examine().word == "exploratory"
+
+
+@pytest.mark.parametrize("answer", ["/usr", "", "a b c"])
+def test_a_git_that_answers_nonsense_shows_nothing(
+    committed: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    program = tmp_path / "bin" / "git"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    assert committed.examine().word == "unavailable"
+    assert contains(committed.folder / NAME, "0" * 40, {NAME: "1" * 40}) in (None, False)
 
 
 def test_line_endings_by_attribute(new) -> None:

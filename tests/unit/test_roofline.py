@@ -107,7 +107,7 @@ def test_a_mixture_of_experts_and_a_file_that_says_too_little_are_refused(smollm
 
 def test_an_embedding_table_that_is_the_output_matrix_too_is_read_and_multiplied(smollm) -> None:
     assert roofline.of_file(smollm).step_parameters == smollm.parameters
-    apart = replace(smollm, tied=False, embedding_parameters=2 * smollm.embedding_parameters)
+    apart = replace(smollm, tied=False, parameters_per_step=smollm.non_embedding_parameters)
     assert roofline.of_file(apart).step_parameters == smollm.parameters - smollm.embedding_parameters
 
 

@@ -300,7 +300,9 @@ def test_the_table_is_the_mean_of_each_windows_own_ratio(make_run, make_window) 
 
 def test_a_void_window_voids_its_condition_alone(make_run, make_window) -> None:
     gate = Gate(name="answers complete", outcome="void", value="5 of 8 answered", limit="every answer 128 tokens long")
-    spoiled = make_window(2, 1, outcome="void", gates=(gate,), failure="")
+    # What would only have flagged it is no reason for that.
+    flag = Gate(name="other load", outcome="flag", value="107% of a core", limit="10%")
+    spoiled = make_window(2, 1, outcome="void", gates=(flag, gate), failure="")
     sweep = from_run(make_run(make_window(1, 0), make_window(1, 1), make_window(2, 0), spoiled))
     assert sweep.energy_j[1] == 200.0
     with pytest.raises(Void, match="parallel=2: pass 2: answers complete: 5 of 8 answered"):
