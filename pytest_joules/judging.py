@@ -66,7 +66,7 @@ def give(case: Case) -> Verdict:
     sweep = from_run(run)
     against = beside(case.against, run) if case.against else None
     judged = judge(prediction, sweep, against)
-    robust = verdict.robustness(prediction, judged, sweep, against, verdict.effects(run))
+    robust = verdict.robustness(prediction, judged, sweep, against, verdict.effects(run, judged.reads.metrics))
     given = Verdict(
         word=judged.word, detail=judged.detail, robustness=robust.word, agreement=robust.agreement, why_narrow=robust.why_narrow, **common
     )  # fmt: skip

@@ -132,10 +132,9 @@ def stand(
     if head != registered.head and contained(head) is not True:
         seen.append(run.run_id)
     if seen:
-        at = (
-            "; ".join(label(c) for c in run.conditions if any(_same(c, t) for a in before for t in a.conditions))
-            or "all"
-        )
-        said = f"said after {', '.join(dict.fromkeys(seen))} had measured the same model at a condition of this suite ({at})"
+        again = [label(c) for c in run.conditions if any(_same(c, t) for a in before for t in a.conditions)]
+        some = again and len(again) < len(run.conditions)
+        at = f"a condition of this suite ({'; '.join(again)})" if some else "every condition of this suite"
+        said = f"said after {', '.join(dict.fromkeys(seen))} had measured the same model at {at}"
         return Standing(AFTER_DATA + ended, "; ".join(filter(None, (said, detail))))
     return Standing("registered" + ended, detail)

@@ -56,6 +56,7 @@ class Cell:
         change: against the first condition, as a published table printed it.
         items: what became of each question, by its id; empty where nothing was graded.
         drafts: what became of the drafts for each prompt; empty where nothing was drafted.
+        includes: what its windows hold, where the engine says so.
     """
 
     condition: Condition
@@ -73,6 +74,7 @@ class Cell:
     change: str = ""
     items: Mapping[str, items.Item] = field(default_factory=dict)
     drafts: tuple[Drafts, ...] = ()
+    includes: frozenset[str] = frozenset()
 
     def mean(self, metric: str) -> float:
         """Mean over the passes of each window's own figure.
@@ -535,7 +537,15 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
         undefined=undefined,
         items=items.of_windows(windows),
         drafts=items.drafts_of_windows(windows),
+        includes=_includes(condition, run),
     )
+
+
+def _includes(condition: Condition, run: Run) -> frozenset[str]:
+    """What the windows of an engine hold."""
+    name = condition.get("engine", next(iter(run.engine), None))
+    facts = run.engine.get(name)
+    return frozenset(map(str, facts.get("includes", ()))) if isinstance(facts, Mapping) else frozenset()
 
 
 def _why_void(window: Window) -> str:

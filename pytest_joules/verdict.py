@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -253,10 +253,15 @@ def _with_questions(table: Sweep, count: int, rng: np.random.Generator) -> Sweep
     return table.fresh(cells)
 
 
-def effects(run: Run) -> list[str]:
-    """What makes every verdict on a run narrow; a wide spread shows in the perturbation itself."""
+def effects(run: Run, metrics: Collection[str] = ()) -> list[str]:
+    """What makes every verdict on a run narrow; a wide spread shows in the perturbation itself.
+
+    Args:
+        metrics: that the verdict reads. Windows of other answer lengths bear on the decode figure alone.
+    """
+    roles = (*OF_TABLE, "length") if "decode_energy_per_token_mj" in metrics else OF_TABLE
     of_run = [str(gate) for gate in run.gates if gate.outcome == "flag" and gate.name in gates.NARROWING]
-    names = {gate.name for w in run.windows if w.role in OF_TABLE for gate in w.gates if gate.outcome == "flag"}
+    names = {gate.name for w in run.windows if w.role in roles for gate in w.gates if gate.outcome == "flag"}
     return of_run + [f"{name} in some windows" for name in sorted(names & {*gates.NARROWING, "other load"})]
 
 
@@ -390,12 +395,17 @@ def perturbations(
         passes: as if the same noise had been found in so many; the run's own when left out.
         tables: `TABLES` when left out.
     """
-    tables = tables or TABLES
-    logs = {metric: _noise_logs(sweep, metric, rng, passes, tables) for metric in _PRIMARY}
-    for metric in _PRIMARY:
-        logs[metric] += _printed_logs(sweep.cells, metric, rng, tables)
+    return _perturbations(sweep, rng, passes, tables or TABLES)[0]
+
+
+def _perturbations(
+    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """As `perturbations`, and of the energy what the passes' scatter alone makes of it."""
+    noise = {metric: _noise_logs(sweep, metric, rng, passes, tables) for metric in _PRIMARY}
+    logs = {metric: own + _printed_logs(sweep.cells, metric, rng, tables) for metric, own in noise.items()}
     logs["energy_per_token_mj"] += _meter_logs(sweep.cells, rng, tables)
-    return logs
+    return logs, noise["energy_per_token_mj"]
 
 
 def figure_perturbations(
@@ -484,11 +494,11 @@ class _Perturbed:
     def __init__(
         self, sweep: Sweep, rng: np.random.Generator, passes: int | None = None, tables: int | None = None
     ) -> None:
-        self._logs = perturbations(sweep, rng, passes, tables)
+        self._logs, noise = _perturbations(sweep, rng, passes, tables or TABLES)
         # One for each figure that was printed: they were rounded one by one.
         digits = rng.uniform(-1.0, 1.0, size=(tables or TABLES, len(sweep.cells), len(METRICS)))
         energy, speed = (self._logs[metric].tolist() for metric in _PRIMARY)
-        own = _own_factors(sweep, rng, passes, tables or TABLES)
+        own = _own_factors(sweep, rng, passes, tables or TABLES, noise)
         self._drawn = list(zip(energy, speed, digits.tolist(), own, strict=True))
         self._factors = [_Factors(cell.roundings) for cell in sweep.cells]
         cells = [
@@ -504,7 +514,7 @@ class _Perturbed:
 
 
 def _own_factors(
-    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int
+    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int, energy_noise: np.ndarray
 ) -> Sequence[Sequence[Mapping[str, float]]]:
     """By table and cell, what figures with noise of their own are multiplied by beside the others."""
     drawn: dict[str, np.ndarray] = {}
@@ -513,6 +523,7 @@ def _own_factors(
     drawn |= _prefill_factors(sweep, rng, passes, tables)
     if any(cell.drafts for cell in sweep.cells):
         drawn |= items.draft_factors([cell.drafts for cell in sweep.cells], rng, tables)
+    drawn |= _decode_factors(sweep, rng, passes, tables, energy_noise)
     if not drawn:
         return [[{}] * len(sweep.cells)] * tables
     rows = zip(*(figures.tolist() for figures in drawn.values()), strict=True)
@@ -529,6 +540,16 @@ def _prefill_factors(sweep: Sweep, rng: np.random.Generator, passes: int | None,
             logs = logs + _edge_logs(sweep.cells, rng, tables)
         factors[metric] = np.exp(logs)
     return factors
+
+
+def _decode_factors(
+    sweep: Sweep, rng: np.random.Generator, passes: int | None, tables: int, energy_noise: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The slope over answers of several lengths scatters more than the energies it is made of: its own noise in place of theirs."""
+    metric = "decode_energy_per_token_mj"
+    if not any(metric in figures for cell in sweep.cells for figures in cell.passes):
+        return {}
+    return {metric: np.exp(_noise_logs(sweep, metric, rng, passes, tables) - energy_noise)}
 
 
 class _Factors(Mapping[str, float]):

@@ -201,7 +201,7 @@ def _method(run: Run, sweep: Sweep) -> Iterator[str]:
     """What was done, from the suite as it was asked and the windows as they ran."""
     suite = run.suite
     protocol, server = suite.get("protocol", {}), suite.get("server", {})
-    measured = [w for w in run.windows if w.role == "measured"]
+    measured = [w for w in run.windows if w.role == "measured" and w.outcome != "void"]
     if run.published:
         yield "Somebody else measured this and published a table. The method is told as the suite asks for it, and was not checked."
     varied = "; ".join(
@@ -246,7 +246,8 @@ def _asked(run: Run, measured: Sequence[Window]) -> str:
     request, protocol = run.suite.get("request", {}), run.suite.get("protocol", {})
     if not request:
         return "What was asked of it is not in the run."
-    sizes = sorted({r.prompt_n + r.cache_n for w in measured for r in w.requests})
+    # Where the window holds no prompt there is none to be counted.
+    sizes = sorted({r.prompt_n + r.cache_n for w in measured for r in w.requests} - {0})
     tokens = f", {_span(sizes)} tokens long" if sizes else ""
     kind = "identical prompts" if request.get("identical") else "distinct prompts of equal length"
     sent = "is kept busy with" if request.get("closed_loop") else "sends at once"

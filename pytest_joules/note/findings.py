@@ -15,10 +15,11 @@ import numpy as np
 
 from pytest_joules import verdict
 from pytest_joules.errors import Unmeasured, Void
-from pytest_joules.note.lines import axis_name, change, figure_text
+from pytest_joules.note.lines import axis_name, change, figure_text, unlike
 from pytest_joules.prediction import Prediction, judge
 from pytest_joules.records import Run, Window
 from pytest_joules.sweep import Cell, Key, Sweep, from_run, label
+from pytest_joules.words import listed
 
 ENGINE = "engine"
 """The axis along which tools are compared."""
@@ -85,16 +86,23 @@ def findings(run: Run) -> list[Finding]:
     found: list[Finding] = []
     if axis is not None and not all(cell.void for cell in sweep.cells):
         flags = verdict.effects(run)
-        found += _over_all(sweep, flags, run.meter.basis)
-        for fixed, table in slices(sweep, axis):
+        alike = _alike(sweep)
+        found += _over_all(alike, flags, run.meter.basis)
+        for fixed, table in slices(alike, axis):
             found += _along(table, axis, fixed, flags, run.meter.basis)
         if ENGINE in sweep.axes:
-            found += _across_engines(sweep, flags)
+            found += _across_engines(sweep, alike, flags)
     found += [
         finding for gate in run.gates if gate.name == "run order" and (finding := _order(gate.outcome, gate.value))
     ]
     found += _share_of_wall(run)
     return found
+
+
+def _alike(sweep: Sweep) -> Sweep:
+    """The table without the conditions whose windows hold no prompt, where those of others do: their tokens are not the same work."""
+    whole = next((cell for cell in sweep.cells if "prefill" in cell.includes), None)
+    return sweep.fresh([cell for cell in sweep.cells if whole is None or not unlike(cell, whole)])
 
 
 def _over_all(sweep: Sweep, flags: Sequence[str], basis: str) -> Iterator[Finding]:
@@ -260,14 +268,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _across_engines(sweep: Sweep, flags: Sequence[str]) -> Iterator[Finding]:
-    """How far the tools agree, with the first one as the measure."""
+def _across_engines(sweep: Sweep, alike: Sweep, flags: Sequence[str]) -> Iterator[Finding]:
+    """How far the tools agree, with the first one as the measure; with those whose windows hold no prompt, in a decoded token alone."""
     engines = list(dict.fromkeys(condition[ENGINE] for condition in sweep.conditions))
-    for metric, what in (("energy_per_token_mj", "energy per token"), ("tokens_per_s", "tokens per second")):
+    kept = {condition[ENGINE] for condition in alike.conditions}
+    if left_out := [name for name in engines if name not in kept]:
+        yield Finding(
+            text=f"The windows of {listed(left_out)} hold no prompt: a token of theirs is held against a decoded one alone."
+        )
+    for metric, what, table in (
+        ("decode_energy_per_token_mj", "energy per decoded token", sweep),
+        ("energy_per_token_mj", "energy per token", alike),
+        ("tokens_per_s", "tokens per second", alike),
+    ):
         for other in engines[1:]:
             ratios = [
                 f"{label(fixed) or 'the only condition'} {middle:.3f} ({low:.3f} to {high:.3f})"
-                for fixed, middle, low, high in ratios_between(sweep, metric, ENGINE, engines[0], other)
+                for fixed, middle, low, high in ratios_between(table, metric, ENGINE, engines[0], other)
             ]
             if ratios:
                 narrow = "; ".join(flags)
@@ -280,12 +297,16 @@ def _across_engines(sweep: Sweep, flags: Sequence[str]) -> Iterator[Finding]:
 def ratios_between(
     sweep: Sweep, metric: str, axis: str, reference: Key, other: Key
 ) -> Iterator[tuple[dict[str, Any], float, float, float]]:
-    """Ratios of a primary figure at two values of an axis: (the other axes' values, ratio, and its 95 % range).
+    """Ratios of a figure at two values of an axis: (the other axes' values, ratio, and its 95 % range); none where its noise is unknown.
 
     The range comes from the perturbed tables that verdicts come from; where the noise of a pass is unknown it spans what
     edges and calibration alone give.
     """
-    logs = verdict.perturbations(sweep, np.random.default_rng(0))[metric]
+    rng = np.random.default_rng(0)
+    known = verdict.perturbations(sweep, rng)
+    logs = known[metric] if metric in known else verdict.figure_perturbations(sweep, metric, rng, verdict.TABLES)
+    if logs is None:
+        return
     for condition in sweep.conditions:
         wanted = {**condition, axis: other}
         if condition[axis] != reference or wanted not in sweep.conditions:

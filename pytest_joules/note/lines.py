@@ -15,7 +15,7 @@ from tabulate import tabulate
 from pytest_joules import items
 from pytest_joules.errors import Unmeasured, Void
 from pytest_joules.metrics import METRICS, OF_DRAFTS, graded
-from pytest_joules.records import OF_TABLE, Condition, Gate, Run, Verdict, model_text
+from pytest_joules.records import OF_TABLE, Condition, Gate, Run, Verdict, Window, model_text
 from pytest_joules.suite import GateLimits, Require
 from pytest_joules.sweep import Cell, Sweep, from_run, label
 from pytest_joules.words import duration, listed, printable
@@ -149,6 +149,12 @@ _DRAFT_COLUMNS = {
     "tokens_per_step": "tokens per step",
     "energy_per_token_mj": "mJ per token",
 }
+_LENGTHS_COLUMNS = {
+    "tokens_per_s": "tok/s",
+    "power_w": "W",
+    "decode_energy_per_token_mj": "mJ per decode token",
+    "energy_per_token_mj": "mJ per token",
+}
 _PREFILL_COLUMNS = {
     "prompt_tokens_per_s": "prompt tok/s",
     "power_w": "W",
@@ -159,7 +165,7 @@ it is that of all over the batch."""
 
 
 def _columns(sweep: Sweep) -> Mapping[str, str]:
-    """By what was measured: right answers, prompts beside whole requests, prompts alone, or the usual."""
+    """By what was measured: right answers, prompts beside whole requests or alone, answers of several lengths, drafts, or the usual."""
     if any(cell.items for cell in sweep.cells):
         return _GRADED_COLUMNS
     known = {metric for cell in sweep.cells for figures in cell.passes for metric in figures}
@@ -168,6 +174,8 @@ def _columns(sweep: Sweep) -> Mapping[str, str]:
         return {m: name for m, name in _PROMPT_COLUMNS.items() if m in known or m != "decode_energy_per_token_mj"}
     if "energy_per_prompt_token_mj" in known:
         return _PREFILL_COLUMNS
+    if "decode_energy_per_token_mj" in known:
+        return _LENGTHS_COLUMNS
     return _DRAFT_COLUMNS if any(cell.drafts for cell in sweep.cells) else _COLUMNS
 
 
@@ -185,12 +193,22 @@ def _row(cell: Cell, reference: Cell | None, metrics: Sequence[str]) -> list[str
         compared = change(cell.mean(metrics[-1]), reference.mean(metrics[-1])) if reference else ""
     except (Unmeasured, Void):
         compared = ""
+    if reference and metrics[-1] == "energy_per_token_mj" and unlike(cell, reference):
+        compared = _UNLIKE
     compared = cell.change or compared
     try:
         spread = f"{cell.spread(metrics[-1]):.1%}"
     except (Unmeasured, Void):
         spread = ""
     return [*figures, compared, spread]
+
+
+_UNLIKE = "unlike"
+
+
+def unlike(cell: Cell, other: Cell) -> bool:
+    """Whether the windows of one hold the prompt and those of the other do not, so that a token is not the same work."""
+    return bool(cell.includes and other.includes) and ("prefill" in cell.includes) != ("prefill" in other.includes)
 
 
 def _without_drafts(cell: Cell, metric: str) -> bool:
@@ -311,7 +329,9 @@ def verdicts(found: Sequence[Verdict], width: int = 0) -> Iterator[str]:
             yield from wrapped(f"    a replication; of record is {verdict.of_record}", width, "    ")
         # Why git shows nothing is alike for all; what was seen before and what differed is not.
         if verdict.registration_detail and ("after-data" in verdict.registration or "deviated" in verdict.registration):
-            yield from wrapped(f"    {verdict.registration}: {verdict.registration_detail}", width, "    ")
+            shown = "as above" if verdict.registration_detail in told else verdict.registration_detail
+            yield from wrapped(f"    {verdict.registration}: {shown}", width, "    ")
+            told.add(verdict.registration_detail)
         if verdict.word != "held" and verdict.detail:
             # One void cell spoils many claims, for one reason.
             yield from wrapped("    as above" if verdict.detail in told else f"    {verdict.detail}", width, "    ")
@@ -377,9 +397,9 @@ def limits(run: Run, sweep: Sweep, *, deviations: bool = True) -> Iterator[str]:
         if cell.void:
             yield f"{label(cell.condition)} is void: {cell.void}"
     found = [
-        (gate, label(window.condition), window.pass_index + 1)
+        (gate, _whose(window), window.pass_index + 1)
         for window in run.windows
-        if window.role in OF_TABLE and window.outcome == "flagged"
+        if window.role in (*OF_TABLE, "length") and window.outcome == "flagged"
         for gate in window.gates
     ]
     found += [(gate, label(published.condition), 0) for published in run.published for gate in published.gates]
@@ -418,6 +438,12 @@ def _flags(found: Sequence[tuple[Gate, str, int]]) -> Iterator[str]:
 
 
 _VALUES_TOLD = 3
+
+
+def _whose(window: Window) -> str:
+    """The condition of a window, and what it is where it is not the measured one."""
+    what = {"length": f"answers of {window.answer_tokens}", "prefill": "prompts alone"}.get(window.role)
+    return ", ".join(filter(None, (label(window.condition), what)))
 
 
 def _places(windows: Sequence[tuple[str, int]]) -> Iterator[str]:

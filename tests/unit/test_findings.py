@@ -3,9 +3,16 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_joules import verdict
+from pytest_joules.note import lines
 from pytest_joules.note.findings import findings, main_axis, ratios_between
-from pytest_joules.records import Gate, PublishedCell, Rail, RailEnergy, Run
-from pytest_joules.sweep import Cell, Sweep
+from pytest_joules.records import Gate, PublishedCell, Rail, RailEnergy, RequestRecord, Run
+from pytest_joules.sweep import Cell, Sweep, from_run
+
+ANSWER = RequestRecord(
+    slot=0, round=0, sent_s=0.0, received_s=1.0, prompt_n=20, cache_n=0, predicted_n=128, prompt_ms=1.0, predicted_ms=1.0,
+    stop_type="limit",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -191,3 +198,42 @@ def test_a_grid_is_told_by_its_least_condition_of_all_first(make_run, make_windo
     told = texts(make_run(*windows, axes=("engine", "parallel"), conditions=conditions))
     assert told[0].startswith("Of all conditions energy per token is lowest at engine=b, parallel=8, 195 mJ.")
     assert any(text.startswith("b over a, energy per token") for text in told)
+
+
+def engines_run(make_run, make_window) -> Run:
+    """A server at 40 mJ per token, 30 of it decoding, and a benchmark whose windows are all decode, at 30; answers of two lengths."""
+    windows = [
+        make_window(
+            1, p, condition={"engine": engine}, role=role, answer_tokens=n, tokens=n, energy_j=(prompt_j + 0.03 * n) * times,
+            requests=(ANSWER,),
+        )
+        for engine, prompt_j in (("llama-server", 1.28), ("llama-bench", 0.0))
+        for p, times in enumerate((1.0, 1.01))
+        for role, n in (("measured", 128), ("length", 32))
+    ]  # fmt: skip
+    facts = {"llama-server": {"includes": ["prefill", "decode"]}, "llama-bench": {"includes": ["decode"]}}
+    conditions = tuple({"engine": name} for name in facts)
+    return replace(make_run(), windows=tuple(windows), passes=2, axes=("engine",), conditions=conditions, engine=facts)
+
+
+def test_windows_without_a_prompt_are_held_against_decoding_alone(make_run, make_window) -> None:
+    told = texts(engines_run(make_run, make_window))
+    assert any(t.startswith("The windows of llama-bench hold no prompt") for t in told)
+    [ratio] = [t for t in told if "over llama-server" in t]
+    assert ratio.startswith("llama-bench over llama-server, energy per decoded token")
+    assert "the only condition 1.000 (" in ratio
+    assert not any("is lowest" in t for t in told)
+    headers, rows = lines.cells(from_run(engines_run(make_run, make_window)))
+    assert headers[3:] == ["mJ per decode token", "mJ per token", "vs engine llama-server", "pass spread"]
+    assert [row[-2] for row in rows] == ["", "unlike"]
+
+
+def test_a_flag_of_a_window_of_another_length_is_told_and_makes_decode_verdicts_narrow(make_run, make_window) -> None:
+    run = engines_run(make_run, make_window)
+    busy = Gate(name="other load", outcome="flag", value="72% of a core", limit="10%")
+    windows = [replace(w, outcome="flagged", gates=(busy,)) if w.role == "length" else w for w in run.windows]
+    run = replace(run, windows=tuple(windows))
+    said = list(lines.limits(run, from_run(run)))
+    assert "other load 72% of a core (limit: 10%): engine=llama-server, answers of 32 passes 1 and 2" in " ".join(said)
+    assert verdict.effects(run, {"decode_energy_per_token_mj"}) == ["other load in some windows"]
+    assert verdict.effects(run, {"energy_per_token_mj"}) == []
