@@ -311,13 +311,14 @@ class Session:
         return errors, doubts if errors else doubts + self._unused_substitutes()
 
     def _unused_substitutes(self) -> list[str]:
+        """Slips in names of models, where there are suites that would ask for them; a test may ask by itself."""
         suites = [self.suite_of(collected) for collected in self._collected.values()]
         settings = [suite.setting(condition) for suite in suites for condition in suite.conditions]
         asked = {name for setting in settings for name in (setting.model, setting.draft.draft_model) if name}
         return [
             f"--joules-model {name}: no suite here asks for this model{nearest(name, asked)}"
             for name in self.options.substitutes
-            if name not in asked
+            if asked and name not in asked
         ]
 
     def examined(self, *, thoroughly: bool = False) -> tuple[list[Examined], list[str]]:

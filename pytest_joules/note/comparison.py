@@ -387,6 +387,7 @@ def _remarks(entries: Sequence[Entry], groups: Sequence[Group], metric: str) -> 
         *((one.name, UNKNOWN_METER) for one in entries if one.run.published),
         *_unstated(entries),
         *((one.name, f"{effect}. The mean is not of one machine, and no interval makes up for it") for one in entries for effect in one.effects),
+        *((one.name, f"the windows of {name} hold no prompt: its tokens are decoded ones alone") for one in entries for name in _promptless(one)),
         *((one.name, f"deviation: {deviation}") for one in entries for deviation in one.run.deviations),
         *((one.name, f"{label(cell.condition)} is void: {one_line(cell.void, 160)}")
           for one in entries for cell in one.sweep.cells if cell.void),
@@ -402,6 +403,15 @@ def _remarks(entries: Sequence[Entry], groups: Sequence[Group], metric: str) -> 
     for name, text in dict.fromkeys(said):
         by_text.setdefault(text, []).append(name)
     yield from (f"{who(names)}: {text}" for text, names in by_text.items())
+
+
+def _promptless(one: Entry) -> list[str]:
+    """The engines of a run whose windows are known to hold no prompt."""
+    return [
+        str(name)
+        for name, facts in one.run.engine.items()
+        if isinstance(facts, Mapping) and facts.get("includes") and "prefill" not in facts["includes"]
+    ]
 
 
 def _of_meters(groups: Sequence[Group]) -> Iterator[str]:

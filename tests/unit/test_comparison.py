@@ -335,6 +335,13 @@ def test_the_last_verdict_of_a_prediction_stands(measured) -> None:
     assert (claim, by_name["A"][0].told) == ("Eight are cheaper.", "held (narrow)")
 
 
+def test_tokens_of_windows_without_a_prompt_are_told(measured) -> None:
+    found = side_by_side(
+        measured(1), measured(2, engine={"llama-bench": {"name": "llama-bench", "includes": ["decode"]}})
+    )
+    assert "B: the windows of llama-bench hold no prompt: its tokens are decoded ones alone" in found.remarks
+
+
 def test_verdicts_have_their_remarks_below() -> None:
     found = comparison.matrix(
         [
