@@ -22,11 +22,19 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if untold and not (config.option.usepdb or config.option.collectonly):
         config.option.numprocesses = 3
         config.option.dist = "loadfile"
+        # Files in the order of `pytest_collection_modifyitems`: those that take longest have few tests and would come last.
+        config.option.loadscopereorder = False
 
 
 pytest_plugins = ["pytester"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The real server first, since everything else can go on beside it.
+    items.sort(
+        key=lambda item: (
+            ("system", "plugin").index(kind) if (kind := item.path.parent.name) in ("system", "plugin") else 2
+        )
+    )
     for item in items:
         item.add_marker(pytest.mark.filterwarnings("error"))

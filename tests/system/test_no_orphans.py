@@ -22,7 +22,7 @@ def test_a_run_that_is_ended_in_mid_window(project, until, number: signal.Signal
     project.assert_no_orphans()
     events = project.journal()
     closed = [event["window"] for event in events if event["event"] == "window"]
-    assert closed
+    assert closed, (events, output)
     assert all(window["tokens"] and window["energy_j"] for window in closed)
     assert [event["event"] for event in events[len(closed) + 1 :]] == (["cut short"] if in_order else [])
     assert ("--joules-resume goes on from there" in output) == in_order

@@ -75,6 +75,8 @@ def test_one_in_place_of_a_real_model_and_of_its_draft_is_a_deviation(project) -
     assert [line for line in run.deviations if line.startswith("model ")] == [
         "model qwen2.5-7b-instruct: synthetic-target-q8_0.gguf was used instead",
         "model qwen2.5-0.5b-instruct: synthetic-draft-q8_0.gguf was used instead",
+        "model qwen2.5-7b-instruct: synthetic-target-q8_0.gguf says that it is q8_0, not q4_0",
+        "model qwen2.5-0.5b-instruct: synthetic-draft-q8_0.gguf says that it is q8_0, not q4_0",
         "model qwen2.5-7b-instruct: synthetic-target-q8_0.gguf has random weights",
         "model qwen2.5-0.5b-instruct: synthetic-draft-q8_0.gguf has random weights",
     ]

@@ -22,11 +22,11 @@ from pytest_joules.models import catalogue, fetch
 NAME, REPOSITORY = "qwen2.5-0.5b-instruct", "Qwen/Qwen2.5-0.5B-Instruct-GGUF"
 
 
-def model(rows: int = 400) -> bytes:
+def model(rows: int = 400, tensor: str = "token_embd.weight") -> bytes:
     """A whole model file; its bytes are no pattern, so that a part in a wrong place shows."""
     sink = Path(os.environ["PYTEST_MODEL"])
     writer = gguf.GGUFWriter(sink, "llama")
-    writer.add_tensor("token_embd.weight", np.random.default_rng(rows).random((rows, 32), dtype=np.float32))
+    writer.add_tensor(tensor, np.random.default_rng(rows).random((rows, 32), dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -46,7 +46,10 @@ def _own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A repository with a model in one part and one in two; the hub's client of this process asks it."""
     files = {f"{NAME}-q4_0.gguf": model(), "README.md": b"# Qwen", "qwen2.5-0.5b-instruct-fp16.gguf": model(300)}
-    files |= {f"{NAME}-q8_0-0000{number}-of-00002.gguf": model(100 * number) for number in (1, 2)}
+    files |= {
+        f"{NAME}-q8_0-0000{number}-of-00002.gguf": model(100 * number, f"blk.{number}.ffn_up.weight")
+        for number in (1, 2)
+    }
     fake = FakeHub(REPOSITORY, files)
     with fake.serving():
         monkeypatch.setenv("HF_ENDPOINT", fake.url)
