@@ -17,10 +17,10 @@ for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Three workers unless told otherwise (`-n 0`): most of these tests wait, for a sensor, a server or a time-out."""
+    """Four workers unless told otherwise (`-n 0`): most of these tests wait, for a sensor, a server or a time-out."""
     untold = getattr(config.option, "numprocesses", 0) is None and not hasattr(config, "workerinput")
     if untold and not (config.option.usepdb or config.option.collectonly):
-        config.option.numprocesses = 3
+        config.option.numprocesses = 4
         config.option.dist = "loadfile"
         # Files in the order of `pytest_collection_modifyitems`: those that take longest have few tests and would come last.
         config.option.loadscopereorder = False

@@ -22,7 +22,7 @@ def test_closed_loops_of_two_answer_lengths(project) -> None:
     project.suite(
         vary={"parallel": [2]},
         request={"answer_tokens": 8, "lengths": [4], "closed_loop": True},
-        protocol={"passes": 2, "min_window_s": 0.1},
+        protocol={"passes": 2, "min_window_s": None, "rounds": 8},
     )
     project.write("test_real.py", ANY.format(claim="0.1 < sweep.decode_energy_per_token_mj[2] < 5000"))
     done = project.run()
