@@ -113,7 +113,9 @@ def find(
     if published and (found := _named(published, files)):
         return found
     shown = f"{name} in format {format}" if format else name
-    looked = ", ".join(dict.fromkeys(_tilde(folder) for folder in folders if folder.is_dir())) or "no folder that exists"
+    looked = (
+        ", ".join(dict.fromkeys(_tilde(folder) for folder in folders if folder.is_dir())) or "no folder that exists"
+    )
     near = _near(name, format, files, known)
     raise Unmeasured(
         f"model {shown} is not on this machine (looked in {looked}){near}; {next_steps(name, format, known)}"
