@@ -322,14 +322,14 @@ def _curve(one: comparison.Entry, fixed: Condition, intervals: _Intervals) -> Cu
         meter=run.meter.name,
         passes=run.passes,
         answer_tokens=answer_tokens,
-        includes=_includes(run, engine),
+        includes=run.includes(engine),
         settings=settings | varied,
         varied=tuple(varied),
         rows=tuple(sorted(rows, key=lambda row: row.batch)),
         without=tuple(sorted(without, key=lambda absent: absent.batch)),
         no_interval=no_interval,
         best=_best(one, fixed, rows),
-        remarks=tuple(_remarks(one, _includes(run, engine))),
+        remarks=tuple(_remarks(one, run.includes(engine))),
     )
 
 
@@ -399,11 +399,6 @@ def _settings(run: Run, fixed: Condition) -> Iterator[tuple[str, Any]]:
     knobs = run.suite.get("knobs")
     if isinstance(knobs, Mapping):
         yield from ((name, value) for name, value in knobs.items() if name not in fixed)
-
-
-def _includes(run: Run, engine: str) -> tuple[str, ...]:
-    facts = run.engine.get(engine)
-    return tuple(map(str, facts.get("includes", ()))) if isinstance(facts, Mapping) else ()
 
 
 def _best(one: comparison.Entry, fixed: Condition, rows: Sequence[Row]) -> Best | None:

@@ -370,6 +370,11 @@ class Run:
     answers_file: str = ""
     schema_version: int = SCHEMA_VERSION
 
+    def includes(self, engine: str) -> tuple[str, ...]:
+        """What the windows of one of its engines hold, such as `prefill` and `decode`; empty where the run does not state it."""
+        facts = self.engine.get(engine)
+        return tuple(map(str, facts.get("includes", ()))) if isinstance(facts, Mapping) else ()
+
 
 def model_text(model: Mapping[str, Any]) -> str:
     """A model of a run: `qwen2.5-7b-instruct q4_0`, or the file that was used in its place."""

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from pytest_joules.errors import UsageError
 from pytest_joules.gates import RUN_ORDER_ABOVE
+from pytest_joules.metrics import OF_DRAFTS
 from pytest_joules.records import PREFILL_TOKENS, Condition, Scope
 from pytest_joules.schedule import Order
 from pytest_joules.words import nearest, one_line
@@ -359,7 +360,7 @@ class Suite:
             "inter_token_s": (self.request.stream or "stream" in self.vary, "state request.stream: true"),
             "net_energy_per_token_mj": (self.protocol.idle_s, "state protocol.idle_s"),
             "idle_power_w": (self.protocol.idle_s, "state protocol.idle_s"),
-            **dict.fromkeys(("draft_acceptance", "tokens_per_step"), (drafts, "state draft.draft_model")),
+            **dict.fromkeys(OF_DRAFTS, (drafts, "state draft.draft_model")),
         }
         return {
             metric: f"the suite does not measure it; {hint}" for metric, (asked, hint) in wanted.items() if not asked

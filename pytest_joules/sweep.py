@@ -74,7 +74,7 @@ class Cell:
     change: str = ""
     items: Mapping[str, items.Item] = field(default_factory=dict)
     drafts: tuple[Drafts, ...] = ()
-    includes: frozenset[str] = frozenset()
+    includes: tuple[str, ...] = ()
 
     def mean(self, metric: str) -> float:
         """Mean over the passes of each window's own figure.
@@ -537,15 +537,8 @@ def _cell(condition: Condition, every: list[Window], run: Run) -> Cell:
         undefined=undefined,
         items=items.of_windows(windows),
         drafts=items.drafts_of_windows(windows),
-        includes=_includes(condition, run),
+        includes=run.includes(condition.get("engine", next(iter(run.engine), ""))),
     )
-
-
-def _includes(condition: Condition, run: Run) -> frozenset[str]:
-    """What the windows of an engine hold."""
-    name = condition.get("engine", next(iter(run.engine), None))
-    facts = run.engine.get(name)
-    return frozenset(map(str, facts.get("includes", ()))) if isinstance(facts, Mapping) else frozenset()
 
 
 def _why_void(window: Window) -> str:

@@ -407,11 +407,7 @@ def _remarks(entries: Sequence[Entry], groups: Sequence[Group], metric: str) -> 
 
 def _promptless(one: Entry) -> list[str]:
     """The engines of a run whose windows are known to hold no prompt."""
-    return [
-        str(name)
-        for name, facts in one.run.engine.items()
-        if isinstance(facts, Mapping) and facts.get("includes") and "prefill" not in facts["includes"]
-    ]
+    return [name for name in one.run.engine if (held := one.run.includes(name)) and "prefill" not in held]
 
 
 def _of_meters(groups: Sequence[Group]) -> Iterator[str]:

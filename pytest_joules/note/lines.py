@@ -263,7 +263,8 @@ def grades(run: Run, sweep: Sweep) -> Iterator[str]:
 def _paired(sweep: Sweep) -> Iterator[str]:
     """Each further graded condition against the first, question by question."""
     told = [cell for cell in sweep.cells if cell.items and not cell.void]
-    for first, cell in zip(told[:1] * len(told[1:]), told[1:], strict=True):
+    for cell in told[1:]:
+        first = told[0]
         against = items.paired(first.items, cell.items)
         said = []
         if against.energy is not None:
@@ -381,7 +382,7 @@ def looser(suite: Mapping[str, Any]) -> list[str]:
 
 def unlike_windows(run: Run) -> Iterator[str]:
     """What the windows of each engine hold, where several engines were compared and it is not the same."""
-    parts = {name: tuple(facts.get("includes", ())) for name, facts in run.engine.items() if isinstance(facts, dict)}
+    parts = {name: run.includes(name) for name, facts in run.engine.items() if isinstance(facts, Mapping)}
     if len(set(parts.values())) > 1:
         said = "; ".join(f"{name}: {', '.join(held) or 'unknown'}" for name, held in parts.items())
         yield f"the engines' windows do not hold the same: {said}"
